@@ -1,0 +1,41 @@
+# The README's two commands, and what developers run. Every target installs what it needs into .venv and can be repeated.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test check bench clean
+.DEFAULT_GOAL := demo
+
+demo: $(VENV)/.installed
+	@mkdir -p build
+	$(BIN)/normscope inspect --picture build/geometry.png --force
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed
+	@mkdir -p build
+	$(BIN)/normscope bench axes --picture build/axes-growth.png --force
+
+clean:
+	rm -rf build dist $(VENV)
+
+# torch goes first: constraints.txt pins it, so that nothing that depends on it picks another build.
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-%: $(VENV)/.installed
+	$(PIP) --editable ".[$*]"
+	@touch $@

@@ -1,0 +1,51 @@
+"""What every public function asks of the numbers it is given, in one place, so that messages read alike."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def as_floats(value: Any, name: str) -> Floats:
+    """value as a new or existing float64 array: numbers, arrays of any float dtype, or torch tensors, all finite.
+
+    >>> as_floats([1, 2], "gain")
+    array([1., 2.])
+    """
+    if hasattr(value, "detach"):  # a torch tensor, bfloat16 and device tensors included
+        value = value.detach().double().cpu().numpy()
+    try:
+        array = np.asarray(value)
+        if np.iscomplexobj(array):
+            raise TypeError("complex numbers")
+        array = array.astype(np.float64, copy=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be an array of real numbers, got {type(value).__name__}: {error}") from None
+    bad = np.count_nonzero(~np.isfinite(array))
+    if bad:
+        raise ValueError(f"{name} must be finite, got {bad} NaN or infinite of {array.size} values")
+    return array
+
+
+def as_vectors(value: Any, name: str, size: int) -> Floats:
+    """value as float64 of shape (..., size): one vector or any stack of them."""
+    array = as_floats(value, name)
+    if array.ndim == 0 or array.shape[-1] != size:
+        raise ValueError(f"{name} must have {size} channels in its last axis, got shape {array.shape}")
+    return array
+
+
+def as_count(value: Any, name: str, least: int) -> int:
+    """value as an int ≥ least; numpy integers count, bools and floats do not."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < least:
+        raise ValueError(f"{name} must be a whole number, {least} or more, got {value!r}")
+    return int(value)
+
+
+def frozen(array: Floats) -> Floats:
+    """A read-only copy."""
+    copy = np.array(array, dtype=np.float64, order="C")
+    copy.flags.writeable = False
+    return copy

@@ -1,0 +1,44 @@
+"""A built wheel, installed outside the clone, works: everything the package needs at run time is inside it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    build = [*pip, "wheel", str(ROOT), "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = folder.glob("normscope-*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True)
+    return folder / "site"
+
+
+def run_python(site, *arguments):
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environment, cwd=site.parent, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_installed_package_is_the_one_that_runs(site):
+    place = run_python(site, "-c", "import normscope; print(normscope.__file__)")
+    assert Path(place.strip()) == site / "normscope" / "__init__.py"
+
+
+def test_the_installed_command_inspects_the_bundled_norms(site):
+    result = json.loads(run_python(site, "-m", "normscope", "inspect", "--json"))
+    assert {row["kind"] for row in result["norms"]} == {"layernorm", "lng", "rmsnorm", "projection"}
+
+
+def test_the_wheel_carries_types_schemas_and_licence(site):
+    assert (site / "normscope" / "py.typed").exists()
+    assert (site / "normscope" / "schemas" / "inspect.json").exists()
+    assert list(site.glob("normscope-*.dist-info/licenses/LICENSE"))
