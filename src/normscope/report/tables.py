@@ -44,23 +44,24 @@ def _(result: AxesBenchmark) -> list[Table]:
     for heading in ("N", "asked for", "dense", "dense time", "normscope", "ratio"):
         speed.add_column(heading, justify="left" if heading in ("asked for", "dense") else "right")
     for row in result.comparisons:
-        ours, dense = _duration(row.normscope_seconds), _duration(row.dense_seconds)
+        ours, dense = duration(row.normscope_seconds), duration(row.dense_seconds)
         speed.add_row(str(row.size), row.quantity, row.dense, dense, ours, f"{row.ratio:.0f}×")
     growth = Table(title="Lengths: growth with N")
     for heading in ("N", "all gains distinct", "gains rounded to bfloat16"):
         growth.add_column(heading, justify="right")
     for point in result.growth:
-        growth.add_row(str(point.size), _duration(point.distinct_seconds), _duration(point.bfloat16_seconds))
+        growth.add_row(str(point.size), duration(point.distinct_seconds), duration(point.bfloat16_seconds))
     first = Table(title="First lengths and axes in a new process, CPU time with imports")
     first.add_column("numba's cache on disk")
     first.add_column("time", justify="right")
-    first.add_row("empty: compiles", _duration(result.first_call.compiling_seconds))
-    first.add_row("filled: loads", _duration(result.first_call.cached_seconds))
-    first.add_row("of that, import numba and numpy", _duration(result.first_call.import_seconds))
+    first.add_row("empty: compiles", duration(result.first_call.compiling_seconds))
+    first.add_row("filled: loads", duration(result.first_call.cached_seconds))
+    first.add_row("of that, import numba and numpy", duration(result.first_call.import_seconds))
     return [speed, growth, first]
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds in the unit that reads best, to two or three digits."""
     if seconds >= 1:
         return f"{seconds:.1f} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
