@@ -1,14 +1,18 @@
+"""The command line as a user meets it: a new process, its output, its exit code, the files it leaves."""
+
 import json
+import os
+import shutil
 import subprocess
 import sys
 from importlib.resources import files
 
 import jsonschema
-import numpy as np
 import pytest
+import torch
 
-from normscope.data import bundled_norms
-from oracles import dense_lengths
+import normscope
+from normscope.data import bundled_model
 
 
 def run(*arguments):
@@ -16,83 +20,182 @@ def run(*arguments):
     return subprocess.run(command, capture_output=True, text=True, check=False, encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def inspected():
-    done = run("inspect", "--json")
-    assert done.returncode == 0
-    assert done.stderr == ""
-    return json.loads(done.stdout)
+def schema(name):
+    return json.loads((files("normscope") / "schemas" / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def test_inspect_prints_json_that_fits_its_schema(inspected):
-    schema = json.loads((files("normscope") / "schemas" / "inspect.json").read_text(encoding="utf-8"))
-    jsonschema.validate(inspected, schema, cls=jsonschema.Draft202012Validator)
-    assert inspected["schema_version"] == 1
-
-
-def test_inspect_gives_the_lengths_of_dense_svd(inspected):
-    norms = bundled_norms()
-    assert [row["name"] for row in inspected["norms"]] == list(norms)
-    for row in inspected["norms"]:
-        norm = norms[row["name"]]
-        assert (row["kind"], row["size"], row["groups"]) == (norm.kind, norm.size, norm.groups)
-        if norm.scales:
-            lengths = dense_lengths(norm)[: row["dimension"]]
-            measured = [row["axis_max"], row["axis_median"], row["axis_min"]]
-            assert measured == pytest.approx([lengths[0], np.median(lengths), lengths[-1]], rel=1e-10)
-            participation = (lengths**2).sum() ** 2 / (lengths**4).sum()
-            assert row["participation_ratio"] == pytest.approx(participation, rel=1e-10)
-        else:
-            assert row["axis_max"] is row["axis_median"] is row["axis_min"] is row["participation_ratio"] is None
-    dead = next(row for row in inspected["norms"] if row["name"] == "five_dead")
-    assert (dead["zero_gains"], dead["dimension"]) == (5, 768 - 5)
-
-
-def test_inspect_prints_a_table_of_at_most_100_columns():
-    done = run("inspect")
-    assert done.returncode == 0
-    assert all(len(line) <= 100 for line in done.stdout.splitlines())
-    for name in bundled_norms():
-        assert name in done.stdout
-
-
-@pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_inspect_draws_a_picture(tmp_path, ending, start):
-    picture = tmp_path / f"geometry.{ending}"
-    done = run("inspect", "--picture", picture)
-    assert done.returncode == 0
-    assert picture.read_bytes().startswith(start)
-    assert picture.stat().st_size > 10_000
-    assert [path.name for path in tmp_path.iterdir()] == [picture.name]
-
-
-def test_a_picture_is_not_replaced_unless_asked(tmp_path):
-    picture = tmp_path / "geometry.png"
-    picture.write_bytes(b"mine")
-    done = run("inspect", "--picture", picture)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == f"normscope: {picture} exists: choose another name, or give --force to replace it\n"
-    assert picture.read_bytes() == b"mine"
-    assert run("inspect", "--picture", picture, "--force").returncode == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("geometry.gif", "must end in .pdf or .png or .svg, got '.gif'"),
-        ("geometry", "must end in .pdf or .png or .svg, got 'no ending'"),
-        ("nowhere/geometry.png", "does not exist: create it first"),
-    ],
-)
-def test_a_path_that_can_not_be_written_is_one_line_and_exit_code_2(tmp_path, name, message):
-    done = run("inspect", "--picture", tmp_path / name)
+def assert_refused(done, message):
+    """One clear line on standard error, exit code 2, nothing on standard output."""
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("normscope: ")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def inspected(tmp_path_factory):
+    """One run with everything: JSON, page and picture of the bundled model on its sample text."""
+    folder = tmp_path_factory.mktemp("inspected")
+    page, picture = folder / "report.html", folder / "geometry.svg"
+    done = run("inspect", "--json", "--text", "sample", "--html", page, "--picture", picture)
+    assert done.returncode == 0, done.stderr
+    return done, page, picture
+
+
+def test_inspect_prints_json_that_fits_its_schema_and_is_what_python_gives(inspected):
+    result = json.loads(inspected[0].stdout)
+    jsonschema.validate(result, schema("inspect"), cls=jsonschema.Draft202012Validator)
+    without_text = normscope.inspect().to_dict()
+    jsonschema.validate(without_text, schema("inspect"), cls=jsonschema.Draft202012Validator)
+    for norm in result["norms"]:
+        assert norm.pop("landing")["inputs"] > 1000
+    for norm in without_text["norms"]:
+        assert norm.pop("landing") is None
+    assert result.pop("text") is not None
+    assert without_text.pop("text") is None
+    assert result == without_text
+
+
+def test_inspect_writes_one_page_that_fetches_nothing_and_one_picture(inspected):
+    done, page, picture = inspected
+    assert done.stderr == f"wrote {page}\nwrote {picture}\n"
+    text = page.read_text(encoding="utf-8")
+    assert "<script src" not in text
+    assert "<link" not in text
+    assert "default-src 'none'" in text
+    assert "<svg" in picture.read_text(encoding="utf-8")
+    assert sorted(path.name for path in page.parent.iterdir()) == ["geometry.svg", "report.html"]
+
+
+def test_tables_are_at_most_100_columns_wide_and_name_every_norm():
+    done = run("inspect", "--text", "sample")
+    assert done.returncode == 0
+    assert all(len(line) <= 100 for line in done.stdout.splitlines())
+    for name in ("h.0.ln_1", "h.3.ln_2", "ln_f"):
+        assert name in done.stdout
+    assert "Where the inputs land" in done.stdout
+
+
+def test_ranges_prints_json_that_fits_its_schema_with_witnesses_near_their_bounds():
+    done = run("ranges", "--json")
+    assert done.returncode == 0
+    result = json.loads(done.stdout)
+    jsonschema.validate(result, schema("ranges"), cls=jsonschema.Draft202012Validator)
+    readers = {layer["layer"].rpartition(".")[2] for layer in result["layers"]}
+    assert readers == {"c_attn", "c_fc", "lm_head"}
+    assert all(layer["witness"]["gap"] <= 1e-6 for layer in result["layers"])
+    assert {layer["reason"] for layer in result["not_covered"]} == {"does not read a norm"}
+
+
+def test_ranges_prints_tables_of_at_most_100_columns():
+    done = run("ranges")
+    assert done.returncode == 0
+    assert all(len(line) <= 100 for line in done.stdout.splitlines())
+    assert "Not covered" in done.stdout
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A copy of the bundled model, to be spoilt."""
+    return shutil.copytree(bundled_model(), tmp_path / "model")
+
+
+class Evil:
+    """Pickled, it would create a file when read."""
+
+    def __init__(self, mark):
+        self.mark = str(mark)
+
+    def __reduce__(self):
+        return open, (self.mark, "w")
+
+
+def test_a_missing_path_is_refused(tmp_path):
+    assert_refused(run("inspect", tmp_path / "nowhere"), "nowhere: no such file or folder")
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    assert_refused(run("inspect", tmp_path), str(tmp_path))
+
+
+def test_a_truncated_file_is_refused(model):
+    weights = model / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
+    assert_refused(run("inspect", model), "model.safetensors")
+
+
+def test_a_header_that_lies_about_its_length_is_refused(model):
+    weights = model / "model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes((2**40).to_bytes(8, "little") + data[8:])
+    assert_refused(run("inspect", model), "model.safetensors")
+
+
+def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path):
+    mark, file = tmp_path / "ran", tmp_path / "model.pt"
+    torch.save({"ln.weight": Evil(mark)}, file)
+    assert_refused(run("inspect", file), "model.pt")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_gains_that_are_not_finite_are_refused(tmp_path, bad):
+    file = tmp_path / "model.pt"
+    torch.save({"ln.weight": torch.tensor([1.0, bad]), "ln.bias": torch.zeros(2)}, file)
+    assert_refused(run("inspect", file), "gain must be finite, got 1 NaN or infinite of 2 values")
+
+
+def test_shapes_that_do_not_fit_the_config_are_refused(model):
+    config = model / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"n_embd": 128}))
+    assert_refused(run("inspect", model), "has shape (64,), but config.json makes it (128,)")
+
+
+def test_a_text_that_is_not_utf_8_is_refused(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_bytes(b"caf\xe9 au lait")
+    assert_refused(run("inspect", "--text", file), "text.txt must be UTF-8 text, got byte 0xe9 at 3")
+
+
+def test_a_text_that_is_missing_or_empty_is_refused(tmp_path):
+    assert_refused(run("inspect", "--text", tmp_path / "nowhere.txt"), "nowhere.txt")
+    (tmp_path / "empty.txt").write_text("\n")
+    assert_refused(run("inspect", "--text", tmp_path / "empty.txt"), "the text is empty")
+
+
+def test_a_text_needs_a_model_that_runs(tmp_path):
+    file = tmp_path / "model.pt"
+    torch.save({"ln.weight": torch.ones(2)}, file)
+    assert_refused(run("inspect", file, "--text", "sample"), "must be a folder with config.json")
+
+
+def test_a_dtype_and_a_device_that_do_not_exist_are_refused():
+    assert_refused(run("inspect", "--text", "sample", "--dtype", "int3"), "dtype must be one of float32, float64")
+    assert_refused(run("inspect", "--text", "sample", "--device", "nowhere"), "can't be put on device 'nowhere'")
+
+
+@pytest.mark.parametrize("option", ["--html", "--picture"])
+def test_an_existing_file_is_not_replaced_unless_asked(tmp_path, option):
+    file = tmp_path / ("report.html" if option == "--html" else "picture.png")
+    file.write_bytes(b"mine")
+    assert_refused(run("inspect", option, file), f"{file} exists: choose another name, or give --force to replace it")
+    assert file.read_bytes() == b"mine"
+    assert run("inspect", option, file, "--force").returncode == 0
+    assert file.read_bytes() != b"mine"
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "message"),
+    [
+        ("--picture", "picture.gif", "must end in .pdf or .png or .svg, got '.gif'"),
+        ("--picture", "picture", "must end in .pdf or .png or .svg, got 'no ending'"),
+        ("--html", "report.txt", "must end in .html or .htm, got '.txt'"),
+        ("--html", "nowhere/report.html", "does not exist: create it first"),
+    ],
+)
+def test_a_path_that_can_not_be_written_is_refused_before_any_work(tmp_path, option, name, message):
+    assert_refused(run("inspect", option, tmp_path / name), message)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -101,23 +204,25 @@ def test_bench_axes_measures_and_fits_its_schema(tmp_path):
     done = run("bench", "axes", "--size", 32, "--size", 64, "--json", "--picture", picture)
     assert done.returncode == 0
     result = json.loads(done.stdout)
-    schema = json.loads((files("normscope") / "schemas" / "bench_axes.json").read_text(encoding="utf-8"))
-    jsonschema.validate(result, schema, cls=jsonschema.Draft202012Validator)
-    assert [(row["size"], row["quantity"]) for row in result["comparisons"]] == [
-        (32, "lengths"),
-        (64, "lengths"),
-        (32, "axes"),
-        (64, "axes"),
-    ]
+    jsonschema.validate(result, schema("bench_axes"), cls=jsonschema.Draft202012Validator)
+    measured = [(row["size"], row["quantity"]) for row in result["comparisons"]]
+    assert measured == [(32, "lengths"), (64, "lengths"), (32, "axes"), (64, "axes")]
     for row in result["comparisons"]:
         assert row["ratio"] == pytest.approx(row["dense_seconds"] / row["normscope_seconds"])
     assert result["first_call"]["cached_seconds"] < result["first_call"]["compiling_seconds"]
     assert "<svg" in picture.read_text(encoding="utf-8")
 
 
-def test_version_and_help():
-    import normscope
+def test_bench_inspect_finds_161_norms_in_a_checkpoint_of_70b_shape():
+    result = json.loads(run("bench", "inspect", "--json").stdout)
+    jsonschema.validate(result, schema("bench_inspect"), cls=jsonschema.Draft202012Validator)
+    assert (result["norms"], result["parameters"]) == (161, 70_553_706_496)
+    assert result["peak_megabytes"] < 1500
 
+
+def test_version_and_help():
     assert run("--version").stdout.strip() == normscope.__version__
-    assert "inspect" in run("--help").stdout
+    overview = run("--help").stdout
+    assert "inspect" in overview
+    assert "ranges" in overview
     assert "axes" in run("bench", "--help").stdout

@@ -24,3 +24,12 @@ def test_the_axes_figures_are_those_of_the_run():
     assert duration(growth[32768]["bfloat16_seconds"]) in text
     for seconds in run["first_call"].values():
         assert duration(seconds) in text
+
+
+def test_the_inspect_figures_are_those_of_the_run():
+    text = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    run = json.loads((DOCS / "results" / "inspect.json").read_text(encoding="utf-8"))
+    assert f"{run['parameters']:,} parameters" in text
+    assert f"{run['norms']} norms" in text
+    assert f"{run['cpu_seconds']:.1f} s of CPU time" in text
+    assert f"{run['peak_megabytes']:.0f} MB of memory" in text

@@ -33,9 +33,11 @@ def test_the_installed_package_is_the_one_that_runs(site):
     assert Path(place.strip()) == site / "normscope" / "__init__.py"
 
 
-def test_the_installed_command_inspects_the_bundled_norms(site):
-    result = json.loads(run_python(site, "-m", "normscope", "inspect", "--json"))
-    assert {row["kind"] for row in result["norms"]} == {"layernorm", "lng", "rmsnorm", "projection"}
+def test_the_installed_command_inspects_the_bundled_model_and_writes_its_page(site):
+    page = site.parent / "report.html"
+    result = json.loads(run_python(site, "-m", "normscope", "inspect", "--json", "--html", str(page)))
+    assert len(result["norms"]) == 9
+    assert "</html>" in page.read_text(encoding="utf-8")
 
 
 def test_the_wheel_carries_types_schemas_and_licence(site):

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from normscope.geometry import Ellipsoid, EllipsoidSum
+    from normscope.models.capture import capture
+    from normscope.models.find import find
     from normscope.norm import Norm
+    from normscope.studies.inspect import inspect
+    from normscope.studies.ranges import ranges
 
 __version__ = "0.1.0"
 
@@ -20,9 +24,13 @@ _HOMES = {
     "Ellipsoid": "normscope.geometry",
     "EllipsoidSum": "normscope.geometry",
     "Norm": "normscope.norm",
+    "capture": "normscope.models.capture",
+    "find": "normscope.models.find",
+    "inspect": "normscope.studies.inspect",
+    "ranges": "normscope.studies.ranges",
 }
 
-__all__ = ["Ellipsoid", "EllipsoidSum", "Norm", "__version__"]
+__all__ = ["Ellipsoid", "EllipsoidSum", "Norm", "__version__", "capture", "find", "inspect", "ranges"]
 
 
 def __getattr__(name: str) -> Any:

@@ -49,3 +49,9 @@ def frozen(array: Floats) -> Floats:
     copy = np.array(array, dtype=np.float64, order="C")
     copy.flags.writeable = False
     return copy
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, in one line; its kind if it says nothing."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -5,6 +5,7 @@
 
 import json as jsonlib
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,43 +22,97 @@ app = typer.Typer(
 bench = typer.Typer(help="Measure normscope against what you would use instead.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
 
+SAMPLE = "sample"
+ModelArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A folder in Hugging Face format, or a .safetensors, .gguf, .pt, .pth or .bin file. "
+        "Without it: the small GPT that ships with the package.",
+        show_default=False,
+    ),
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
 PictureOption = Annotated[Path | None, typer.Option("--picture", help="Write a picture here: .png, .svg or .pdf.")]
 ForceFlag = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 
 
 @app.command()
-def inspect(json: JsonFlag = False, picture: PictureOption = None, force: ForceFlag = False) -> None:
-    """The geometry of the norms that ship with the package: kind, dimension, semi-axes."""
-    from normscope.data import bundled_norms
+def inspect(
+    model: ModelArgument = None,
+    json: JsonFlag = False,
+    html: Annotated[Path | None, typer.Option(help="Write one self-contained page here.")] = None,
+    picture: PictureOption = None,
+    text: Annotated[
+        str | None, typer.Option(help="Run the model on this UTF-8 file, or on 'sample', and say where inputs land.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to run the model.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="In what to run it: float32, float64, bfloat16 or float16.")] = "float32",
+    force: ForceFlag = False,
+) -> None:
+    """What every norm of a model really is: its kind, the ellipsoid that its outputs fill, where it stands."""
+    from normscope.report.files import PAGES, PICTURES
+
+    _require_writable(html, PAGES, force)
+    _require_writable(picture, PICTURES, force)
+    words = _text(text)
     from normscope.studies.inspect import inspect as study
 
-    _require_writable(picture, force)
-    norms = bundled_norms()
-    _show(study(norms, model="the bundled gains"), json)
+    result = study(model, text=words, device=device, dtype=dtype, progress=_progress)
+    if html:
+        from normscope.report.files import write_page
+        from normscope.report.html import render
+
+        write_page(render(result), html)
     if picture:
+        from normscope.report.files import write_picture
         from normscope.report.pictures import geometry_picture
 
-        _write(geometry_picture(norms, chosen="four_channels"), picture)
+        write_picture(geometry_picture(result), picture)
+    _show(result, json)
+    _tell_written(html, picture)
 
 
-@bench.command()
-def axes(
+@app.command()
+def ranges(model: ModelArgument = None, json: JsonFlag = False) -> None:
+    """The exact output range of every linear layer that reads a norm, over all inputs, from weights alone."""
+    from normscope.studies.ranges import ranges as study
+
+    result = study(model)
+    _show(result, json)
+    if not result.verified:
+        print("normscope: an input that should approach its bound did not; see the gaps", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@bench.command("axes")
+def bench_axes(
     json: JsonFlag = False,
     picture: PictureOption = None,
     force: ForceFlag = False,
     size: Annotated[list[int] | None, typer.Option(help="N to compare at; may be repeated.", min=2)] = None,
 ) -> None:
-    """Semi-axes and axes of a LayerNorm, against torch.linalg.eigvalsh and eigh (about ten minutes)."""
+    """Semi-axes and axes of a LayerNorm, against torch.linalg.eigvalsh and eigh (about five minutes)."""
+    from normscope.report.files import PICTURES
+
+    _require_writable(picture, PICTURES, force)
     from normscope.benchmarks.axes import SIZES, run
 
-    _require_writable(picture, force)
     result = run(size or SIZES)
-    _show(result, json)
     if picture:
+        from normscope.report.files import write_picture
         from normscope.report.pictures import growth_picture
 
-        _write(growth_picture(result), picture)
+        write_picture(growth_picture(result), picture)
+    _show(result, json)
+    _tell_written(picture)
+
+
+@bench.command("inspect")
+def bench_inspect(json: JsonFlag = False) -> None:
+    """A checkpoint of 70B shape, inspected without loading it: CPU time and peak memory of a new process."""
+    from normscope.benchmarks.inspect import run
+
+    _show(run(), json)
 
 
 @app.callback(invoke_without_command=True)
@@ -78,6 +133,18 @@ def main() -> None:
         sys.exit(2)
 
 
+def _text(given: str | None) -> str | None:
+    if given is None:
+        return None
+    if given == SAMPLE:
+        from normscope.data import sample_text
+
+        return sample_text()
+    from normscope.models.load import read_text
+
+    return read_text(Path(given))
+
+
 def _show(result: Any, json: bool) -> None:
     if json:
         print(jsonlib.dumps(result.to_dict(), indent=2, allow_nan=False))
@@ -87,19 +154,28 @@ def _show(result: Any, json: bool) -> None:
     from normscope.report.tables import tables
 
     console = Console(width=None if sys.stdout.isatty() else 100)
-    for table in tables(result):
-        console.print(table)
+    for part in tables(result):
+        console.print(part)
 
 
-def _require_writable(picture: Path | None, force: bool) -> None:
-    if picture:
-        from normscope.report.files import PICTURE_FORMATS, require_writable
+def _progress(things: Sequence[Any], what: str) -> Iterable[Any]:
+    """A bar on standard error while things are gone through; nothing where that is no terminal."""
+    if not sys.stderr.isatty():
+        return things
+    from rich.console import Console
+    from rich.progress import track
 
-        require_writable(picture, force=force, formats=PICTURE_FORMATS)
+    return track(things, what, console=Console(stderr=True), transient=True)
 
 
-def _write(figure: Any, path: Path) -> None:
-    from normscope.report.files import write_picture
+def _require_writable(path: Path | None, endings: tuple[str, ...], force: bool) -> None:
+    if path:
+        from normscope.report.files import require_writable
 
-    write_picture(figure, path)
-    print(f"wrote {path}", file=sys.stderr)
+        require_writable(path, force=force, endings=endings)
+
+
+def _tell_written(*paths: Path | None) -> None:
+    for path in paths:
+        if path:
+            print(f"wrote {path}", file=sys.stderr)

@@ -1,70 +1,79 @@
 """Pictures for papers, slides and the README: matplotlib figures, drawn without a display."""
 
-from collections.abc import Mapping
-from itertools import cycle
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from normscope.benchmarks.axes import AxesBenchmark
 from normscope.checks import Floats
-from normscope.geometry import Ellipsoid
-from normscope.norm import Norm
+from normscope.studies.inspection import Inspection, NormGeometry, Profile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SAMPLES = 400
+NAMED = 12  # lines that a legend can name; beyond, colour shows the depth
 SURFACE, AXES, POINTS = "#4c72b0", "#c44e52", "#333333"
 
 
-def geometry_picture(norms: Mapping[str, Norm], chosen: str) -> "Figure":
-    """The ellipsoid of the chosen norm in its three longest axes, beside the semi-axes of the other bounded norms."""
+def geometry_picture(inspection: Inspection) -> "Figure":
+    """The ellipsoid of the first norm with three axes, with its outputs if a text was run, beside all semi-axes."""
+    drawable = [norm for norm in inspection.norms if norm.profile is not None and len(norm.profile.longest) == 3]
+    if not drawable:
+        raise ValueError(
+            "a picture needs a norm whose outputs fill a bounded set of dimension 3 or more, and there is none"
+        )
     figure = _new_figure(width=11.5, height=4.8)
-    draw_ellipsoid(figure.add_subplot(1, 2, 1, projection="3d"), norms[chosen], chosen)
-    others = {name: norm.ellipsoid for name, norm in norms.items() if name != chosen}
+    draw_ellipsoid(figure.add_subplot(1, 2, 1, projection="3d"), drawable[0])
     lengths = figure.add_subplot(1, 2, 2)
-    draw_lengths(lengths, others)
+    draw_lengths(lengths, drawable)
     lengths.yaxis.tick_right()
     lengths.yaxis.set_label_position("right")
     return figure
 
 
-def draw_ellipsoid(ax: Any, norm: Norm, name: str) -> None:
-    """The ellipsoid of a norm cut by its three longest axes, with the outputs for random inputs seen along them."""
-    ellipsoid = norm.ellipsoid
-    if ellipsoid.dimension < 3 or not ellipsoid.bounded:
-        raise ValueError(f"a picture in three axes needs a bounded set of dimension 3 or more, got {ellipsoid!r}")
-    lengths = ellipsoid.lengths[:3]
+def draw_ellipsoid(ax: Any, norm: NormGeometry) -> None:
+    """The ellipsoid of a norm cut by its three longest axes, with its outputs for a text seen along them."""
+    profile = _profile(norm)
     around, down = np.meshgrid(np.linspace(0, 2 * np.pi, 61), np.linspace(0, np.pi, 31))
     ball = np.stack([np.cos(around) * np.sin(down), np.sin(around) * np.sin(down), np.cos(down)])  # (3, 31, 61)
-    surface = ball * lengths[:, None, None]
+    surface = ball * profile.longest[:, None, None]
     ax.plot_surface(*surface, color=SURFACE, alpha=0.12, linewidth=0)
     ax.plot_wireframe(*surface, color=SURFACE, alpha=0.15, linewidth=0.5, rcount=13, ccount=13)
-    inputs = np.random.default_rng(0).standard_normal((SAMPLES, norm.size))
-    seen = (norm(inputs) - ellipsoid.center) @ ellipsoid.axes(3)
-    ax.scatter(*seen.T, s=6, color=POINTS, alpha=0.7, linewidth=0, label=f"outputs for {SAMPLES} Gaussian inputs")
-    for i, length in enumerate(lengths):
+    if profile.points is not None:
+        name = f"outputs for {len(profile.points)} tokens, seen along the axes"
+        ax.scatter(*profile.points.T, s=6, color=POINTS, alpha=0.7, linewidth=0, label=name)
+    for i, length in enumerate(profile.longest):
         ends = np.zeros((3, 2))
         ends[i] = -length, length
         ax.plot(*ends, color=AXES, linewidth=1.5, label="semi-axes, with their lengths" if i == 0 else None)
         ax.text(*(1.1 * ends[:, 1]), f"{length:.3g}", color=AXES)
-    ax.set_title(f"{name}: {norm.kind}, {norm.size} channels, dimension {ellipsoid.dimension}")
+    ax.set_title(f"{norm.name}\n{norm.kind}, the three longest of {norm.dimension} axes", fontsize=10)
     ax.set(xlabel="axis 1", ylabel="axis 2", zlabel="axis 3", aspect="equal")
     ax.legend(loc="upper left", fontsize=8)
 
 
-def draw_lengths(ax: Any, ellipsoids: Mapping[str, Ellipsoid]) -> None:
-    """All semi-axes in descending order, one line for each bounded ellipsoid."""
-    styles = cycle(("-", "--", "-.", ":"))
-    for name, ellipsoid in ellipsoids.items():
-        if ellipsoid.bounded and ellipsoid.dimension:
-            order = np.arange(1, ellipsoid.dimension + 1)
-            ax.plot(order, ellipsoid.lengths, next(styles), label=name, linewidth=1.4)
-    ax.set(title="All semi-axes of each norm", xlabel="axis, longest first")
+def draw_lengths(ax: Any, norms: Sequence[NormGeometry]) -> None:
+    """All semi-axes in descending order, one line for each norm, coloured by depth."""
+    from matplotlib import colormaps
+
+    colours = colormaps["viridis"](np.linspace(0, 0.95, len(norms)))
+    for norm, colour in zip(norms, colours, strict=True):
+        lengths = _profile(norm).lengths
+        rank = np.linspace(1, norm.dimension or 1, len(lengths))
+        ax.plot(rank, lengths, color=colour, linewidth=1.3, label=norm.name if len(norms) <= NAMED else None)
+    ax.set_title(f"All semi-axes of {len(norms)} norms\nfirst to last from dark to light", fontsize=10)
+    ax.set(xlabel="axis, longest first")
     ax.set(ylabel="length (units of the output)", yscale="log")
     ax.grid(alpha=0.3)
-    ax.legend(fontsize=8, loc="lower left")
+    if len(norms) <= NAMED:
+        ax.legend(fontsize=7, loc="lower left")
+
+
+def _profile(norm: NormGeometry) -> Profile:
+    if norm.profile is None or len(norm.profile.longest) < 3:
+        raise ValueError(f"{norm.name} must fill a bounded set of dimension 3 or more, got {norm.dimension}")
+    return norm.profile
 
 
 def growth_picture(result: AxesBenchmark) -> "Figure":

@@ -1,77 +1,183 @@
-"""What every norm of a model really is: kind, dimension and semi-axes of the set its outputs fill."""
+"""What every norm of a model really is: its kind, the set that its outputs fill, and where real inputs land in it."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor, nn
 
+from normscope.checks import Floats
+from normscope.data import bundled_model
+from normscope.models.capture import capture
+from normscope.models.connections import Connections, connections_of
+from normscope.models.find import find
+from normscope.models.found import FoundNorm, Inventory
+from normscope.models.load import load_model, run_in_pieces, text_batches
 from normscope.norm import Norm
+from normscope.studies.inspection import Channel, Inspection, NormGeometry, Profile
+from normscope.studies.landing import LandingGatherer
 
-SCHEMA_VERSION = 1
+NEAR_ZERO = 1e-3  # of the median |gain|
+FOREMOST = 5  # channels named of a direction
+OUTLINE = 256  # gains and lengths kept for pictures
 
-
-@dataclass(frozen=True)
-class NormGeometry:
-    """One norm; axes are None where there are none: an unbounded norm, or one whose outputs are a single point."""
-
-    name: str
-    kind: str
-    size: int
-    groups: int
-    eps: float
-    has_bias: bool
-    dimension: int
-    zero_gains: int
-    negative_gains: int
-    axis_max: float | None
-    axis_median: float | None
-    axis_min: float | None
-    participation_ratio: float | None
+Progress = Callable[[Sequence[Any], str], Iterable[Any]]  # wraps what is gone through, with a word on what it is
 
 
-@dataclass(frozen=True)
-class Inspection:
-    """The geometry of every norm of a model, in the order in which they were found."""
+def inspect(
+    model: nn.Module | str | Path | None = None,
+    *,
+    text: str | None = None,
+    batches: Sequence[Mapping[str, Tensor]] | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    progress: Progress = lambda things, _: things,
+) -> Inspection:
+    """The geometry of every norm of a model: a live module, a checkpoint, or the model that ships with the package.
 
-    model: str
-    norms: tuple[NormGeometry, ...]
+    With a text (for a folder with a tokenizer) or with batches of keyword inputs (for a live module) the model is run,
+    and each norm says where its inputs land.
 
-    def to_dict(self) -> dict[str, Any]:
-        """Exactly what `normscope inspect --json` prints; schema: normscope/schemas/inspect.json."""
-        return {"schema_version": SCHEMA_VERSION, "model": self.model, "norms": [asdict(norm) for norm in self.norms]}
-
-
-def inspect(norms: Mapping[str, Norm], model: str) -> Inspection:
-    """The geometry of named norms.
-
-    >>> inspect({"ln": Norm(gain=[1, 2, 3])}, "example").norms[0].dimension
+    >>> inspect(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))).norms[0].dimension
     2
     """
-    return Inspection(model, tuple(_geometry(name, norm) for name, norm in norms.items()))
-
-
-def _geometry(name: str, norm: Norm) -> NormGeometry:
-    ellipsoid = norm.ellipsoid
-    lengths = ellipsoid.lengths if ellipsoid.bounded and ellipsoid.dimension else None
-    return NormGeometry(
-        name=name,
-        kind=norm.kind,
-        size=norm.size,
-        groups=norm.groups,
-        eps=norm.eps,
-        has_bias=bool(norm.bias.any()),
-        dimension=ellipsoid.dimension,
-        zero_gains=int(np.count_nonzero(norm.gain == 0)),
-        negative_gains=int(np.count_nonzero(norm.gain < 0)),
-        axis_max=None if lengths is None else float(lengths[0]),
-        axis_median=None if lengths is None else float(np.median(lengths)),
-        axis_min=None if lengths is None else float(lengths[-1]),
-        participation_ratio=None if lengths is None else _participation_ratio(lengths / lengths[0]),
+    place = bundled_model() if model is None else model
+    inventory = find(place)
+    landed: dict[str, LandingGatherer] = {}
+    if text is not None:
+        if isinstance(place, nn.Module):
+            raise ValueError("text needs a folder with a tokenizer; for a live module give batches of inputs instead")
+        path = Path(place)
+        batches = text_batches(path, text)
+        landed = _land(load_model(path, device=device, dtype=dtype), batches, inventory, progress)
+    elif batches is not None:
+        if not isinstance(place, nn.Module):
+            raise ValueError("batches need a live module; for a folder give a text instead")
+        landed = _land(place, batches, inventory, progress)
+    connections = connections_of(inventory)
+    norms = [
+        _geometry(found, connections, landed.get(found.name))
+        for found in progress(list(inventory.values()), "geometry")
+    ]
+    return Inspection(
+        model="the bundled model" if model is None else inventory.model,
+        placement=connections.placement,
+        tied_embeddings=inventory.tied_embeddings,
+        qk_norm=connections.qk_norm,
+        parameters=inventory.parameters,
+        norm_parameters=inventory.norm_parameters,
+        norms=tuple(norms),
+        text=None if text is None else f"{len(text)} characters",
     )
 
 
-def _participation_ratio(lengths: np.ndarray[Any, np.dtype[np.float64]]) -> float:
-    """(Σℓ²)²/Σℓ⁴: how many axes carry the spread, from 1 (a needle) to the dimension (a ball)."""
-    squares = lengths**2
-    return float(squares.sum() ** 2 / np.sum(squares**2))
+def _land(
+    model: nn.Module, batches: Sequence[Mapping[str, Tensor]], inventory: Inventory, progress: Progress
+) -> dict[str, LandingGatherer]:
+    """Run the model and gather the inputs of its norms, piece by piece."""
+    gatherers = {found.name: LandingGatherer(found.norm) for found in inventory.values() if found.norm is not None}
+    paths = {name: found.path for name, found in inventory.items() if name in gatherers and found.path is not None}
+    with capture(model, norms=paths.values()) as captured:
+        for _ in run_in_pieces(model, progress(list(batches), "running the text")):
+            for name, path in paths.items():
+                given = captured.norms[path].input
+                if given is not None:
+                    gatherers[name].add(_as_rows(given, inventory[name]))
+            captured.clear()
+    return gatherers
+
+
+def _as_rows(given: Tensor, found: FoundNorm) -> Floats:
+    """Inputs of a norm as rows of channels."""
+    channels_last = given.movedim(found.axis, -1) if found.axis != -1 else given
+    rows: Floats = channels_last.reshape(-1, found.size).double().cpu().numpy()
+    return rows
+
+
+def _geometry(found: FoundNorm, connections: Connections, landed: LandingGatherer | None) -> NormGeometry:
+    norm = found.norm
+    facts: dict[str, Any] = dict.fromkeys(NormGeometry.__dataclass_fields__)
+    facts.update(
+        name=found.name,
+        kind=found.kind,
+        size=found.size,
+        gain_convention=found.gain_convention,
+        assumed=found.assumed,
+        problem=found.problem,
+        reads=connections.reads.get(found.name),
+        read_by=connections.read_by.get(found.name),
+    )
+    if norm is not None:
+        facts.update(_facts(norm))
+        facts.update(_facts_of_axes(norm))
+        facts["landing"] = landed.result() if landed else None
+        facts["profile"] = _profile(norm, landed)
+    return NormGeometry(**facts)
+
+
+def _facts(norm: Norm) -> dict[str, Any]:
+    gain, dead = norm.gain, norm.ellipsoid.dead_directions
+    small = np.abs(gain) < NEAR_ZERO * np.median(np.abs(gain))
+    return {
+        "groups": norm.groups,
+        "eps": norm.eps,
+        "has_bias": bool(norm.bias.any()),
+        "dimension": norm.ellipsoid.dimension,
+        "zero_gains": int(np.count_nonzero(gain == 0)),
+        "near_zero_gains": int(np.count_nonzero(small & (gain != 0))),
+        "negative_gains": int(np.count_nonzero(gain < 0)),
+        "dead_channels": _foremost(dead[:, 0]) if dead.shape[1] else None,
+    }
+
+
+def _facts_of_axes(norm: Norm) -> dict[str, Any]:
+    """What only a bounded set of at least one dimension has; the range of every channel too, which is where w = ±eₙ."""
+    ellipsoid = norm.ellipsoid
+    if not ellipsoid.bounded or not ellipsoid.dimension:
+        return {}
+    lengths, reach = ellipsoid.lengths, np.abs(norm.gain) * _reach_of_unit_gain(norm)
+    low, high = norm.bias - reach, norm.bias + reach
+    relative = (lengths / lengths[0]) ** 2
+    return {
+        "axis_max": float(lengths[0]),
+        "axis_median": float(np.median(lengths)),
+        "axis_min": float(lengths[-1]),
+        "anisotropy": float(lengths[0] / lengths[-1]),
+        "participation_ratio": float(relative.sum() ** 2 / np.sum(relative**2)),
+        "longest_axis_channels": _foremost(ellipsoid.axis(0)),
+        "range_low": float(low.min()),
+        "range_high": float(high.max()),
+        "range_low_channel": int(low.argmin()),
+        "range_high_channel": int(high.argmax()),
+        "channel_ranges": np.stack([low, high], axis=1),
+    }
+
+
+def _reach_of_unit_gain(norm: Norm) -> float:
+    """|yₙ − bₙ| ≤ |gₙ|·√(c − 1) where the norm projects, |gₙ|·√c where it does not."""
+    channels = norm.size // norm.groups
+    return float(np.sqrt(channels - norm.projects))
+
+
+def _foremost(vector: Floats) -> tuple[Channel, ...]:
+    order = np.argsort(-np.abs(vector), kind="stable")[:FOREMOST]
+    return tuple(Channel(int(n), float(vector[n])) for n in order if vector[n] != 0)
+
+
+def _profile(norm: Norm, landed: LandingGatherer | None) -> Profile:
+    lengths = norm.ellipsoid.lengths if norm.ellipsoid.bounded else np.zeros(0)
+    return Profile(
+        gains=_outline(np.sort(norm.gain)),
+        lengths=_outline(lengths),
+        longest=lengths[:3],
+        points=landed.points() if landed and norm.ellipsoid.bounded else None,
+    )
+
+
+def _outline(ordered: Floats) -> Floats:
+    """At most OUTLINE values, evenly spaced in rank, ends included."""
+    if len(ordered) <= OUTLINE:
+        return ordered
+    ranks = np.linspace(0, len(ordered) - 1, OUTLINE).round().astype(np.intp)
+    return np.take(ordered, ranks)

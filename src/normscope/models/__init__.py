@@ -1,0 +1,1 @@
+"""Finding norms in modules and checkpoints, by asking them."""

@@ -1,0 +1,66 @@
+"""Where norms stand in the residual paths of a model: what writes their inputs, what reads their outputs."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from normscope.models.examples import example_inputs
+from normscope.models.found import Inventory
+from normscope.models.graph import GraphError, ModelGraph, trace
+
+LARGEST = (
+    2_000_000_000  # parameters of a model that is traced without being asked; beyond, tracing takes a minute and more
+)
+QK_NAME = re.compile(r"(^|[._])(q|k|query|key)_?(layer)?_?norm\b|norm_[qk]\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Connections:
+    """By the name of a norm; empty, with placement None, where there is no graph."""
+
+    reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    read_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    placement: str | None = None  # "pre-norm", "post-norm" or "both"
+    qk_norm: bool = False
+
+
+def connections_of(inventory: Inventory) -> Connections:
+    """Trace the model of an inventory, if there is one, its inputs are known, and it is not too large."""
+    by_name = any(QK_NAME.search(name) for name in inventory)
+    if inventory.module is None or not inventory or (inventory.parameters or 0) > LARGEST:
+        return Connections(qk_norm=by_name)
+    device = next((values.device for values in inventory.module.parameters()), torch.device("cpu"))
+    try:
+        example = example_inputs(inventory.module)
+        graph = trace(inventory.module, {key: value.to(device) for key, value in example.items()})
+    except GraphError:
+        return Connections(qk_norm=by_name)
+    except ValueError:  # no example is known for this module
+        return Connections(qk_norm=by_name)
+    paths = {name: found.path for name, found in inventory.items() if found.path is not None}
+    of_heads = {name for name, path in paths.items() if _is_of_heads(graph, path)}
+    return Connections(
+        reads={name: graph.reads(path) for name, path in paths.items()},
+        read_by={name: graph.read_by(path) for name, path in paths.items()},
+        placement=_placement(graph, [path for name, path in paths.items() if name not in of_heads]),
+        qk_norm=bool(of_heads),
+    )
+
+
+def _is_of_heads(graph: ModelGraph, path: str) -> bool:
+    """Whether a norm stands between a linear layer and attention, as on queries and keys."""
+    writers = {layer.name for layer in graph.linear_layers()}
+    reads = graph.reads(path)
+    return len(reads) == 1 and reads[0] in writers and not graph.linear_readers(path) and not graph.is_added(path)
+
+
+def _placement(graph: ModelGraph, paths: list[str]) -> str | None:
+    """pre-norm: no output of a norm is added to the stream; post-norm: every one is, but for one at the end."""
+    added = [graph.is_added(path) for path in paths]
+    if not added:
+        return None
+    if not any(added):
+        return "pre-norm"
+    return "post-norm" if all(added[:-1]) else "both"

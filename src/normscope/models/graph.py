@@ -1,0 +1,407 @@
+"""Who writes what a norm reads, and who reads what it writes: the graph of one call of a model, from torch.export.
+
+    norm ◀── moves ◀── sum ◀── moves ◀── a module that computes        reads
+    norm ──▶ moves ──▶ a module that computes                          read_by
+    norm ──▶ moves that keep the channels ──▶ a product with weights   linear_readers
+
+A move hands its value on: a view, a slice, a transpose, a copy, a cast, dropout in evaluation. Nothing here knows an
+architecture or the name of a class: modules are told apart by the calls that torch.export records with each operation.
+"""
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from torch._ops import HigherOrderOperator
+from torch.fx import Node
+
+from normscope.checks import first_line
+from normscope.models.operations import (
+    COPIES,
+    after_move,
+    handed_in,
+    handed_on,
+    in_order,
+    is_float,
+    kind_of,
+    looks_at_values,
+    transposes,
+)
+
+JOINS = {"cat", "concat", "stack"}
+ELEMENTWISE = {"add", "sub", "mul", "div"}
+PRODUCTS = {"linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "einsum"}
+
+
+Call = dict[Node, None]  # the operations of one call of a module, in order
+
+
+class GraphError(ValueError):
+    """The model cannot be traced; the message says why, in one line."""
+
+
+@dataclass(frozen=True)
+class LinearReader:
+    """A linear layer as the graph has it: output = W·input + bias, with W as stored, or its transpose."""
+
+    name: str  # the module that multiplies
+    weight_name: str
+    bias_name: str | None
+    transposed: bool  # the weight is stored as (inputs, outputs)
+    calls: int = 1
+
+
+def trace(model: nn.Module, example: Mapping[str, Any] | Sequence[Any]) -> "ModelGraph":
+    """The graph of model(**example), or of model(*example), in evaluation mode and without a cache.
+
+    The model may be on the meta device, if the example is too: no weight is looked at.
+
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    >>> graph = trace(model, (torch.zeros(1, 4),))
+    >>> graph.reads("1"), graph.read_by("1")
+    (('0',), ('2',))
+    """
+    args, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        kwargs.setdefault("use_cache", False)
+    training = [module for module in model.modules() if module.training]
+    fused = torch.backends.mha.get_fastpath_enabled()
+    try:
+        model.eval()
+        torch.backends.mha.set_fastpath_enabled(False)  # it would hide a whole encoder layer in one operation
+        with torch.no_grad():  # regions without gradients would be graphs of their own otherwise
+            program = torch.export.export(model, args, kwargs, strict=False)
+    except Exception as error:  # torch.export runs the model's own code, which may raise anything
+        raise GraphError(f"{type(model).__name__} cannot be traced: {first_line(error)}") from error
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        for module in training:
+            module.training = True
+    return ModelGraph(program, model)
+
+
+class ModelGraph:
+    """Answers about one traced call; modules are named by their first name in the model, the model itself is ''.
+
+    A module that is called several times answers for all its calls; one that was not called has empty answers.
+    """
+
+    def __init__(self, program: torch.export.ExportedProgram, model: nn.Module) -> None:
+        self._order = {node: index for index, node in enumerate(program.graph.nodes)}
+        first_names = {module: name for name, module in model.named_modules()}
+        self._names: dict[str, str] = {
+            name: first_names[module] for name, module in model.named_modules(remove_duplicate=False)
+        }
+        signature = program.graph_signature
+        self._parameters = dict(signature.inputs_to_parameters)
+        self._stored = {**self._parameters, **signature.inputs_to_buffers}
+        self._user_inputs = set(signature.user_inputs)
+        for node in self._order:
+            if isinstance(node.target, HigherOrderOperator) and self._weighted & set(node.all_input_nodes):
+                raise GraphError(
+                    f"{type(model).__name__} cannot be traced: layers in a region of their own, {node.name}, are hidden"
+                )
+
+    def reads(self, name: str) -> tuple[str, ...]:
+        """The modules that write what reaches the input of a module, in the order in which they run.
+
+        Followed back through moves, sums, joins and constant factors, up to operations that compute. A parameter or
+        buffer that is added counts as written by the module that holds it.
+        """
+        pending = [(value, next(iter(call))) for call in self._calls_of(name) for value in self._entering(name, call)]
+        seen: set[Node] = set()
+        writers: list[tuple[int, str]] = []
+        while pending:
+            node, reader = pending.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node.name in self._stored:
+                writers.append((self._order[reader], self._owner(node)))
+            elif terms := self._terms(node):
+                pending += [(term, node) for term in terms]
+            elif node.op == "call_function":
+                writers.append((self._order[node], self._module(node)))
+        return _unique(module for _, module in sorted(writers))
+
+    def read_by(self, name: str) -> tuple[str, ...]:
+        """The modules that read the output of a module, in the order in which they run.
+
+        Followed through moves, joins and constant factors, but not into sums: what reads x + norm(x) reads another
+        value than the norm's.
+        """
+        readers: set[Node] = set()
+        for call in self._calls_of(name):
+            pending = [(value, user) for value in self._leaving(call) for user in value.users if user not in call]
+            seen: set[Node] = set()
+            while pending:
+                value, user = pending.pop()
+                if user in seen or kind_of(user) == "add" or not looks_at_values(user):
+                    continue
+                seen.add(user)
+                if value in self._terms(user):
+                    pending += [(user, further) for further in user.users]
+                else:
+                    readers.add(user)
+        return _unique(self._module(node) for node in sorted(readers, key=self._order.__getitem__))
+
+    def is_added(self, name: str) -> bool:
+        """Whether the output of a module is added to another value that depends on the inputs, as in a residual sum."""
+        for call in self._calls_of(name):
+            pending = [user for value in self._leaving(call) for user in value.users if user not in call]
+            seen: set[Node] = set()
+            while pending:
+                user = pending.pop()
+                if user in seen:
+                    continue
+                seen.add(user)
+                if kind_of(user) == "add" and not self._constants & set(user.all_input_nodes):
+                    return True
+                if handed_on(user) is not None:
+                    pending += list(user.users)
+        return False
+
+    def linear_readers(self, name: str) -> tuple[LinearReader, ...]:
+        """The linear layers whose input is exactly the output of a module, channel by channel in its last axis.
+
+        Moves are fine as long as they keep the channels together and in order: some of the tokens, but all the
+        channels. `calls` counts the calls of the layer that read this module.
+        """
+        nodes = {
+            reader
+            for call in self._calls_of(name)
+            for value in self._leaving(call)
+            for reader in self._products_of(value)
+        }
+        return self._counted(nodes)
+
+    def linear_layers(self) -> tuple[LinearReader, ...]:
+        """Every linear layer that the graph holds, whatever it reads; `calls` counts all its calls."""
+        return self._counted(self._products)
+
+    def other_layers(self) -> tuple[str, ...]:
+        """Modules that apply matrices of weights in ways not followed: convolutions, experts, einsum, made weights."""
+        return _unique(self._module(node) for node in self._order if self._applies_weights_otherwise(node))
+
+    def only_multiplies(self, name: str) -> bool:
+        """Whether calling a module does nothing but one product with weights: its output is the layer's output."""
+        calls = self._calls_of(name)
+        return bool(calls) and all(self._is_one_product(call) for call in calls)
+
+    def shapes(self, name: str) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the floating-point inputs that a module was called with."""
+        values = [value for call in self._calls_of(name) for value in self._entering(name, call)]
+        return tuple(dict.fromkeys(tuple(value.meta["val"].shape) for value in values if is_float(value)))
+
+    @cached_property
+    def _calls(self) -> dict[str, dict[str, Call]]:
+        """The calls of every module, each under the key that torch.export tells them apart by."""
+        calls: dict[str, dict[str, Call]] = {}
+        for node in self._order:
+            for key, (path, _) in node.meta.get("nn_module_stack", {}).items():
+                calls.setdefault(self._named(path), {}).setdefault(key, {})[node] = None
+        return calls
+
+    def _calls_of(self, name: str) -> list[Call]:
+        if name not in self._names:
+            raise ValueError(f"name must be a module of the traced model, got {name!r}")
+        return list(self._calls.get(self._names[name], {}).values())
+
+    def _module(self, node: Node) -> str:
+        """The deepest module that an operation belongs to."""
+        stack = list(node.meta.get("nn_module_stack", {}).values())
+        return self._named(stack[-1][0]) if stack else ""
+
+    def _named(self, path: str) -> str:
+        return self._names.get(path, path)  # a module that is made during the call has no name in the model
+
+    def _entering(self, name: str, call: Call) -> list[Node]:
+        """The values from outside that a call takes: not what the module itself holds."""
+        values = [value for node in call if looks_at_values(node) for value in node.all_input_nodes]
+        return list(dict.fromkeys(value for value in values if value not in call and not self._holds(name, value)))
+
+    def _holds(self, name: str, value: Node) -> bool:
+        if value.op != "placeholder" or value.name in self._user_inputs:
+            return False
+        if value.name not in self._stored:
+            return True  # a constant in the code of the module
+        owner, module = self._owner(value), self._names[name]
+        return owner == module or owner.startswith(f"{module}.")
+
+    def _owner(self, stored: Node) -> str:
+        """The module that holds a parameter or buffer."""
+        return self._names[self._stored[stored.name].rpartition(".")[0]]
+
+    def _leaving(self, call: Call) -> list[Node]:
+        """The values that a call makes for the outside: not its own input, which a cast inside may have handed on."""
+        return [node for node in call if any(user not in call for user in node.users) and not handed_in(node, call)]
+
+    @cached_property
+    def _constants(self) -> set[Node]:
+        """Every value that does not depend on the inputs of the model."""
+        constants: set[Node] = set()
+        for node in self._order:
+            if node.op == "placeholder":
+                constant = node.name not in self._user_inputs
+            else:
+                constant = node.op != "output" and constants.issuperset(node.all_input_nodes)
+            if constant:
+                constants.add(node)
+        return constants
+
+    @cached_property
+    def _weighted(self) -> set[Node]:
+        """Constants that come from a parameter."""
+        weighted: set[Node] = set()
+        for node in self._order:
+            if node in self._constants and (node.name in self._parameters or weighted & set(node.all_input_nodes)):
+                weighted.add(node)
+        return weighted
+
+    def _terms(self, node: Node) -> list[Node]:
+        """The values that a node hands on, adds up, joins or multiplies by a constant; none if it computes."""
+        if (source := handed_on(node)) is not None:
+            return [source]
+        kind = kind_of(node)
+        if kind == "add" or kind in JOINS:
+            return node.all_input_nodes
+        if kind in ("mul", "div"):
+            left, right = node.args[:2]
+            if isinstance(left, Node) and self._is_one_constant(right):
+                return [left]
+            if kind == "mul" and isinstance(right, Node) and self._is_one_constant(left):
+                return [right]
+        return []
+
+    def _is_one_constant(self, factor: Any) -> bool:
+        return not isinstance(factor, Node) or (factor in self._constants and factor.meta["val"].numel() == 1)
+
+    @cached_property
+    def _products(self) -> dict[Node, "_Product"]:
+        """Every product of an activation with one stored matrix, by the operation that multiplies."""
+        return {node: product for node in self._order if (product := self._product(node)) is not None}
+
+    def _product(self, node: Node) -> "_Product | None":
+        kind, operands = kind_of(node), list(node.args)
+        bias = None
+        if kind == "addmm" and not node.kwargs:
+            bias = operands.pop(0)
+        elif kind == "linear" and len(operands) == 3:
+            bias = operands.pop()
+        elif kind not in ("linear", "mm", "matmul"):
+            return None
+        value, factor = operands
+        matrix = self._matrix(factor)
+        if matrix is None or not isinstance(value, Node):
+            return None
+        weight_name, turned = matrix
+        total = node
+        if bias is None:
+            total, bias = self._with_bias(node)
+        bias_name = self._vector(bias, node)
+        if bias is not None and bias_name is None:
+            return None
+        transposed = turned if kind == "linear" else not turned
+        return _Product(value, total, LinearReader(self._module(node), weight_name, bias_name, transposed))
+
+    def _matrix(self, factor: Any) -> tuple[str, bool] | None:
+        """The stored matrix that a factor is, moved or cast at most, and whether it is transposed."""
+        transposed = False
+        while isinstance(factor, Node) and factor.name not in self._stored:
+            source = handed_on(factor)
+            turned = None if source is None else transposes(factor, source)
+            if turned is None:
+                return None
+            factor, transposed = source, transposed ^ turned
+        if not isinstance(factor, Node) or factor.meta["val"].ndim != 2:
+            return None
+        return self._stored[factor.name], transposed
+
+    def _vector(self, term: Any, product: Node) -> str | None:
+        """The stored vector, one entry per output of a product, that a term is, cast at most."""
+        while isinstance(term, Node) and kind_of(term) in COPIES:
+            term = handed_on(term)
+        if not isinstance(term, Node) or term.meta["val"].shape != product.meta["val"].shape[-1:]:
+            return None
+        return self._stored.get(term.name)
+
+    def _with_bias(self, product: Node) -> tuple[Node, Node | None]:
+        """The sum of a product and a stored vector, where the same module adds one next, and that vector."""
+        users = list(product.users)
+        if len(users) == 1 and kind_of(users[0]) == "add" and self._module(users[0]) == self._module(product):
+            others = [term for term in users[0].all_input_nodes if term is not product]
+            if len(others) == 1 and not users[0].kwargs and self._vector(others[0], product) is not None:
+                return users[0], others[0]
+        return product, None
+
+    def _products_of(self, value: Node) -> Iterator[Node]:
+        """The products that read a value with all its channels in order."""
+        shape = value.meta["val"].shape if is_float(value) else ()
+        if not shape:
+            return
+        pending: list[tuple[Node, Any]] = [(value, torch.arange(shape[-1]).expand(shape).contiguous())]
+        while pending:
+            source, channels = pending.pop()
+            if source in self._overwritten:
+                continue
+            for user in source.users:
+                if user in self._products and self._products[user].value is source and in_order(channels, shape[-1]):
+                    yield user
+                elif handed_on(user) is source and (moved := after_move(user, channels)) is not None:
+                    pending.append((user, moved))
+
+    @cached_property
+    def _overwritten(self) -> set[Node]:
+        """Values of which all or a part is changed in place, before or after others read them."""
+        overwritten: set[Node] = set()
+        for node in self._order:
+            if kind_of(node) and node.target._schema.is_mutable and handed_on(node) is None:
+                value: Node | None = node.all_input_nodes[0]
+                while value is not None:
+                    overwritten.add(value)
+                    value = handed_on(value)
+        return overwritten
+
+    def _counted(self, products: Iterable[Node]) -> tuple[LinearReader, ...]:
+        counts: dict[LinearReader, int] = {}
+        for node in sorted(products, key=self._order.__getitem__):
+            reader = self._products[node].reader
+            counts[reader] = counts.get(reader, 0) + 1
+        return tuple(replace(reader, calls=count) for reader, count in counts.items())
+
+    def _applies_weights_otherwise(self, node: Node) -> bool:
+        kind = kind_of(node)
+        activations = [value for value in node.all_input_nodes if value not in self._constants and is_float(value)]
+        if node.op != "call_function" or node in self._products or not activations or kind in ELEMENTWISE | JOINS:
+            return False
+        if kind in PRODUCTS:
+            return bool(self._weighted & set(node.all_input_nodes))
+        return any(self._is_stored_matrix(value) for value in node.all_input_nodes)
+
+    def _is_stored_matrix(self, value: Node) -> bool:
+        source: Node | None = value
+        while source is not None and source.name not in self._parameters:
+            source = handed_on(source)
+        return source is not None and source.meta["val"].ndim >= 2
+
+    def _is_one_product(self, call: Call) -> bool:
+        products = [self._products[node] for node in call if node in self._products]
+        if len(products) != 1:
+            return False
+        allowed = {products[0].total, *self._products} | self._constants
+        return all(node in allowed or handed_on(node) is not None or not looks_at_values(node) for node in call)
+
+
+@dataclass(frozen=True)
+class _Product:
+    value: Node  # what is multiplied
+    total: Node  # the output of the layer: the product, with the bias if there is one
+    reader: LinearReader
+
+
+def _unique(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,81 @@
+"""Operations of an exported graph, one at a time: which hand their value on, and what that does to its channels."""
+
+import operator
+from collections.abc import Container
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+COPIES = {"to", "_to_copy", "type_as", "clone", "contiguous", "alias", "detach", "lift_fresh_copy"}
+DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout"}
+MOVES_THAT_ARE_NO_VIEWS = {"_unsafe_view", "repeat"}
+SHAPE_ONLY = ("new_", "empty_like", "full_like", "ones_like", "rand_like", "randn_like", "zeros_like")
+
+
+def kind_of(node: Node) -> str:
+    """The name of an operation of torch, in place or not; empty for anything else."""
+    schema = getattr(node.target, "_schema", None) if node.op == "call_function" else None
+    if schema is None or not schema.name.startswith("aten::"):
+        return ""
+    return str(schema.name).removeprefix("aten::").removesuffix("_")
+
+
+def handed_on(node: Node) -> Node | None:
+    """The value that a node hands on, moved, copied or cast, if it does nothing else."""
+    if node.target is operator.getitem:
+        return node.all_input_nodes[0]
+    kind = kind_of(node)
+    moves = kind in COPIES | MOVES_THAT_ARE_NO_VIEWS or (kind and getattr(node.target, "is_view", False))
+    if moves or (kind in DROPOUTS and node.args[2] is False):
+        return node.all_input_nodes[0]
+    return None
+
+
+def handed_in(node: Node, call: Container[Node]) -> bool:
+    """Whether a value of a call is one that came into it, moved, copied or cast at most."""
+    source: Node | None = node
+    while source is not None and source in call:
+        source = handed_on(source)
+    return source is not None
+
+
+def looks_at_values(node: Node) -> bool:
+    """Not so: checks of a shape or dtype, and tensors made like another; nor does the end of the graph."""
+    return node.meta.get("val") is not None and not kind_of(node).startswith(SHAPE_ONLY)
+
+
+def is_float(value: Node) -> bool:
+    tensor = value.meta.get("val")
+    return isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+
+
+def after_move(node: Node, channels: Any) -> Any:
+    """What a move does to a tensor that holds the number of its channel everywhere; None if that cannot be told."""
+    if node.target is operator.getitem:
+        return channels[node.args[1]]
+    if kind_of(node) in COPIES | DROPOUTS:
+        return channels
+    if len(node.all_input_nodes) > 1:
+        return None
+    try:
+        return node.target(channels, *node.args[1:], **node.kwargs)  # type: ignore[operator]
+    except (RuntimeError, IndexError):
+        return None
+
+
+def in_order(channels: Any, size: int) -> bool:
+    return bool(channels.shape[-1:] == (size,) and (channels == torch.arange(size)).all())
+
+
+def transposes(move: Node, source: Node) -> bool | None:
+    """Whether a move of a matrix transposes it; None if it does anything else to it."""
+    before, after = tuple(source.meta["val"].shape), tuple(move.meta["val"].shape)
+    if len(before) != 2 or sorted(before) != sorted(after):
+        return None
+    small = torch.arange(6).view(2, 3)  # any move that is not about the shape acts on it as on the matrix
+    moved = after_move(move, small)
+    if moved is None:
+        return None
+    turned = [turned for turned, like in ((False, small), (True, small.T)) if torch.equal(moved, like)]
+    return turned[0] if turned else None

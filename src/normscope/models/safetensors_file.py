@@ -1,0 +1,157 @@
+"""A .safetensors file: every claim of its header checked first, then tensors read one by one from the mapped file.
+
+8 bytes   n, the length of the header, little-endian
+n bytes   JSON: {name: {"dtype", "shape", "data_offsets": [begin, end]}, …, "__metadata__": {text: text}}
+the rest  the tensors end to end, with neither gaps nor overlaps
+"""
+
+import json
+from collections import Counter
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+LONGEST_HEADER = 100_000_000  # bytes: the limit of the format's own library
+MOST_DIMENSIONS = 64  # torch's limit
+DAMAGED = "the file is truncated or damaged: copy or download it again"
+
+# name in the header -> (name in torch, bits per element)
+DTYPES = {
+    "BOOL": ("bool", 8),
+    "U8": ("uint8", 8),
+    "I8": ("int8", 8),
+    "U16": ("uint16", 16),
+    "I16": ("int16", 16),
+    "U32": ("uint32", 32),
+    "I32": ("int32", 32),
+    "U64": ("uint64", 64),
+    "I64": ("int64", 64),
+    "F4": ("float4_e2m1fn", 4),
+    "F6_E2M3": ("float6_e2m3fn", 6),
+    "F6_E3M2": ("float6_e3m2fn", 6),
+    "F8_E4M3": ("float8_e4m3fn", 8),
+    "F8_E4M3FNUZ": ("float8_e4m3fnuz", 8),
+    "F8_E5M2": ("float8_e5m2", 8),
+    "F8_E5M2FNUZ": ("float8_e5m2fnuz", 8),
+    "F8_E8M0": ("float8_e8m0fnu", 8),
+    "F16": ("float16", 16),
+    "BF16": ("bfloat16", 16),
+    "F32": ("float32", 32),
+    "F64": ("float64", 64),
+    "C64": ("complex64", 64),
+}
+
+
+class SafetensorsFile:
+    """The tensors of one file. ValueErrors say what is wrong with it; the caller adds its name."""
+
+    def __init__(self, path: Path) -> None:
+        header, data_size = _read_header(path)
+        self.metadata = _metadata(header.pop("__metadata__", None))
+        extents = {name: _extent(name, entry) for name, entry in header.items()}
+        _check_layout(extents, data_size)
+        self.shapes = {name: extent.shape for name, extent in extents.items()}
+        self.dtypes = {name: DTYPES[extent.dtype][0] for name, extent in extents.items()}
+        try:
+            self._reader: Any = safe_open(path, framework="pt")  # maps the file, reads none of its tensors
+        except SafetensorError as error:
+            raise ValueError(f"{error}; {DAMAGED}") from None
+
+    def read(self, name: str) -> torch.Tensor:
+        try:
+            tensor: torch.Tensor = self._reader.get_tensor(name)
+        except (SafetensorError, RuntimeError) as error:
+            raise ValueError(f"tensor {name!r} of dtype {self.dtypes[name]} cannot be read: {error}") from None
+        return tensor
+
+    def close(self) -> None:
+        self._reader = None
+
+
+class _Extent(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header, and the number of bytes that follow it."""
+    size = path.stat().st_size
+    if size < 8:
+        raise ValueError(f"a safetensors file starts with 8 bytes of header length, got {size} bytes; {DAMAGED}")
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > LONGEST_HEADER:
+            raise ValueError(
+                f"the header claims {length} bytes, more than the {LONGEST_HEADER} the format allows; "
+                "this is no safetensors file, or it is damaged"
+            )
+        if length > size - 8:
+            raise ValueError(f"the header claims {length} bytes but {size - 8} follow; {DAMAGED}")
+        text = file.read(length)
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=_without_repeats)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the header is not JSON ({error}); {DAMAGED}") from None
+    if not isinstance(header, dict):
+        raise ValueError(f"the header must be a JSON object, got {type(header).__name__}; {DAMAGED}")
+    return header, size - 8 - length
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{name!r} is there more than once")
+    return entries
+
+
+def _metadata(entry: Any) -> dict[str, Any]:
+    if entry is None:
+        return {}
+    if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
+        raise ValueError(f"__metadata__ in the header must map text to text, got {entry!r}; {DAMAGED}")
+    return entry
+
+
+def _extent(name: str, entry: Any) -> _Extent:
+    match entry:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [begin, end]}:
+            pass
+        case _:
+            raise ValueError(f"tensor {name!r} must have dtype, shape and two data_offsets, got {entry!r}; {DAMAGED}")
+    if dtype not in DTYPES:
+        raise ValueError(f"tensor {name!r} must have one of the dtypes {', '.join(DTYPES)}, got {dtype!r}")
+    if len(shape) > MOST_DIMENSIONS or not all(_is_size(number) for number in (*shape, begin, end)):
+        raise ValueError(
+            f"tensor {name!r} must have at most {MOST_DIMENSIONS} sizes and offsets that are whole numbers from 0, "
+            f"got shape {shape} and offsets {[begin, end]}; {DAMAGED}"
+        )
+    if prod(shape) * DTYPES[dtype][1] != 8 * (end - begin):
+        raise ValueError(
+            f"tensor {name!r} of dtype {dtype} and shape {shape} does not fit its {end - begin} bytes "
+            f"(offsets {begin} to {end}); {DAMAGED}"
+        )
+    return _Extent(dtype, tuple(shape), begin, end)
+
+
+def _is_size(number: Any) -> bool:
+    return type(number) is int and 0 <= number < 2**63
+
+
+def _check_layout(extents: dict[str, _Extent], data_size: int) -> None:
+    reached, last = 0, ""
+    for name, extent in sorted(extents.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if extent.end > data_size:
+            raise ValueError(f"tensor {name!r} ends at byte {extent.end} of {data_size} bytes of data; {DAMAGED}")
+        if extent.begin < reached:
+            raise ValueError(f"tensors {last!r} and {name!r} overlap in the file; {DAMAGED}")
+        if extent.begin > reached:
+            raise ValueError(f"bytes {reached} to {extent.begin}, before tensor {name!r}, are no tensor's; {DAMAGED}")
+        reached, last = extent.end, name
+    if reached < data_size:
+        raise ValueError(f"the last {data_size - reached} bytes of the file are no tensor's; {DAMAGED}")

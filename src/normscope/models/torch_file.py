@@ -1,0 +1,85 @@
+"""A state dict saved by torch: read with weights_only, so that nothing in the pickle is run, and mapped, not loaded.
+
+The state may be the file's object itself, or lie in it under "state_dict" or "model", as training scripts save it.
+"""
+
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from zipfile import ZIP_STORED, ZipFile
+
+import torch
+
+NESTED_UNDER = ("state_dict", "model")
+
+
+class TorchFile:
+    """The tensors of one file. ValueErrors say what is wrong with it; the caller adds its name."""
+
+    def __init__(self, path: Path) -> None:
+        key, self._tensors = _state(_load(path))
+        self.metadata: dict[str, Any] = {} if key is None else {"nested_under": key}
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+        self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._tensors.items()}
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def close(self) -> None:
+        self._tensors = {}
+
+
+def _load(path: Path) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of oddities in files that it then refuses
+            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=_can_be_mapped(path))
+    except Exception as error:  # a damaged pickle can fail anywhere: KeyError, EOFError, struct.error, …
+        raise ValueError(_refusal(str(error), error)) from None
+
+
+def _can_be_mapped(path: Path) -> bool:
+    """Whether it is a zip archive, torch's format since 1.6, with nothing compressed: torch would map that as is."""
+    with path.open("rb") as file:
+        if file.read(4) != b"PK\x03\x04":
+            return False
+    with ZipFile(path) as archive:
+        return all(member.compress_type == ZIP_STORED for member in archive.infolist())
+
+
+def _refusal(message: str, error: Exception) -> str:
+    needed = re.search(r"GLOBAL ([\w.]+)", message)
+    if needed:
+        return (
+            f"the pickle asks for {needed[1]}, which could run code, so it was not opened and nothing was executed; "
+            "save the weights alone: torch.save(model.state_dict(), …) or safetensors"
+        )
+    if "TorchScript" in message:
+        return "this is a TorchScript program, not a state dict; save torch.jit.load(…).state_dict() instead"
+    if "Unsupported operand" in message:
+        return "this is a pickle, but not one that torch saved; save the weights with torch.save or as safetensors"
+    return f"this is no state dict, or it is truncated or damaged ({type(error).__name__}); copy it again"
+
+
+def _state(loaded: Any) -> tuple[str | None, dict[str, torch.Tensor]]:
+    """Where in the file the state dict is, and its tensors."""
+    if not isinstance(loaded, Mapping):
+        raise ValueError(f"a state dict maps names to tensors, got {type(loaded).__name__}; save model.state_dict()")
+    for key in NESTED_UNDER:
+        inner = _tensors_of(loaded.get(key))
+        if inner:
+            return key, inner
+    tensors = _tensors_of(loaded)
+    if not tensors:
+        keys = ", ".join(repr(key) for key in list(loaded)[:5]) or "nothing"
+        raise ValueError(
+            f"no tensors in it, nor under {' or '.join(NESTED_UNDER)}, only {keys}; save model.state_dict()"
+        )
+    return None, tensors
+
+
+def _tensors_of(value: Any) -> dict[str, torch.Tensor]:
+    items = value.items() if isinstance(value, Mapping) else ()
+    return {name: item for name, item in items if isinstance(name, str) and isinstance(item, torch.Tensor)}

@@ -1,0 +1,193 @@
+"""Norms found in live models and in checkpoints, against the modules themselves."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from normscope import Norm
+from normscope.models.checkpoint import CheckpointError
+from normscope.models.find import find
+from tiny_models import EXPECTED, tiny_model
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_every_norm_of_a_transformer_is_found_and_computes_what_its_module_does(name):
+    model = tiny_model(name)
+    inventory = find(model)
+    count, kind, convention, eps = EXPECTED[name]
+    assert len(inventory) == count
+    for path, found in inventory.items():
+        assert (found.kind, found.gain_convention, found.norm.eps, found.eps_place) == (kind, convention, eps, "inside")
+        assert (found.name, found.path, found.assumed, found.problem) == (path, path, (), None)
+        x = torch.randn(4, found.size, generator=torch.Generator().manual_seed(1))
+        expected = model.get_submodule(path)(x[None])[0].detach().double().numpy()
+        assert found.norm(x) == pytest.approx(expected, abs=1e-5 * np.abs(expected).max())
+    assert inventory.norm_parameters == sum(
+        parameter.numel() for path in inventory for parameter in model.get_submodule(path).parameters()
+    )
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "gemma", "qwen3"])
+@pytest.mark.parametrize("safe", [True, False], ids=["safetensors", "pytorch_model.bin"])
+def test_a_checkpoint_gives_the_same_norms_as_the_live_model(name, safe, tmp_path):
+    model = tiny_model(name)
+    save(model, tmp_path, safe)
+    stored, live = find(tmp_path), find(model)
+    assert list(stored) == list(live)
+    for path in live:
+        assert stored[path].norm == live[path].norm
+        assert stored[path].gain_convention == live[path].gain_convention
+    assert stored.parameters == live.parameters
+
+
+def save(model, folder, safe=True):
+    """As transformers saves it; with safe=False, as it did before safetensors."""
+    model.save_pretrained(folder)
+    if not safe:
+        (folder / "model.safetensors").unlink()
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+
+
+def test_names_are_those_of_the_checkpoint_whatever_prefix_it_was_saved_with(tmp_path):
+    model = tiny_model("gpt2")
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["GPT2LMHeadModel"]}))
+    found = find(tmp_path)["ln_f"]
+    assert (found.name, found.path) == ("ln_f", "transformer.ln_f")
+    assert np.array_equal(found.norm.gain, model.ln_f.weight.detach().double().numpy())
+
+
+def test_without_a_config_names_show_the_gains_and_the_rest_is_said_to_be_assumed(tmp_path):
+    model = tiny_model("bert")
+    file = tmp_path / "weights.pt"
+    torch.save(model.state_dict(), file)
+    live = find(model)
+    stored = find(file)
+    assert set(stored) == set(live)
+    for path, found in stored.items():
+        assert np.array_equal(found.norm.gain, live[path].norm.gain)
+        assert np.array_equal(found.norm.bias, live[path].norm.bias)
+        assert found.kind == "layernorm"
+        assert found.assumed == ("kind", "eps", "gain_convention")
+    assert stored.module is None
+
+
+def test_a_gguf_file_says_kind_and_eps_and_its_gains_already_hold_the_one_of_1_plus_w(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    file = tmp_path / "gemma.gguf"
+    writer = gguf.GGUFWriter(file, "gemma")
+    writer.add_layer_norm_rms_eps(1e-6)
+    stored = 1 + 0.5 * np.random.default_rng(0).normal(size=32).astype(np.float32)  # what converters write for 1 + w
+    for layer in (0, 1, 10, 2):
+        writer.add_tensor(f"blk.{layer}.attn_norm.weight", stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    inventory = find(file)
+    assert list(inventory) == [f"blk.{layer}.attn_norm" for layer in (0, 1, 2, 10)]
+    for found in inventory.values():
+        assert np.array_equal(found.norm.gain, stored.astype(float))
+        assert (found.kind, found.gain_convention, found.assumed) == ("rmsnorm", "w", ())
+        assert found.norm.eps == pytest.approx(1e-6)
+
+
+def test_an_unknown_architecture_falls_back_to_names(tmp_path):
+    tiny_model("llama").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "no_such_model"}))
+    inventory = find(tmp_path)
+    assert len(inventory) == 5
+    assert {(found.kind, found.assumed) for found in inventory.values()} == {
+        ("rmsnorm", ("kind", "eps", "gain_convention"))
+    }
+
+
+def test_code_that_a_config_asks_for_is_not_run(tmp_path):
+    tiny_model("llama").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    mark = tmp_path / "ran"
+    (tmp_path / "evil.py").write_text(f"open({str(mark)!r}, 'w')\nclass Model: pass\n")
+    asks = {"auto_map": {"AutoModel": "evil.Model", "AutoConfig": "evil.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(config | asks))
+    assert len(find(tmp_path)) == 5
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_gains_that_are_not_numbers_are_refused_by_name(bad, tmp_path):
+    model = tiny_model("gpt2")
+    with torch.no_grad():
+        model.h[1].ln_2.weight[3] = bad
+    model.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"h\.1\.ln_2: gain must be finite, got 1 NaN or infinite of 16 values"):
+        find(tmp_path)
+
+
+def test_shapes_that_do_not_fit_the_config_are_refused(tmp_path):
+    tiny_model("gpt2").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"n_embd": 32}))
+    with pytest.raises(
+        CheckpointError, match=r"h\.0\.ln_1\.weight has shape \(16,\), but config.json makes it \(32,\)"
+    ):
+        find(tmp_path)
+
+
+def test_a_norm_that_the_checkpoint_lacks_is_refused(tmp_path):
+    tiny_model("gpt2").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"n_layer": 3}))
+    with pytest.raises(CheckpointError, match=r"config.json describes a norm h\.2\.ln_1, but there is no tensor"):
+        find(tmp_path)
+
+
+def test_a_config_that_makes_no_model_is_refused_in_one_line(tmp_path):
+    tiny_model("gpt2").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"n_head": 3}))
+    with pytest.raises(CheckpointError) as error:
+        find(tmp_path)
+    assert "config.json does not describe a model of kind 'gpt2'" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_group_norm_is_a_grouped_layer_norm_unless_there_is_space_to_average_over():
+    tokens = find(nn.Sequential(nn.Linear(8, 16), nn.GroupNorm(4, 16)))["1"]
+    assert (tokens.kind, tokens.norm.groups) == ("lng", 4)
+    image = find(nn.Sequential(nn.Conv2d(3, 16, 3), nn.GroupNorm(4, 16)))["1"]
+    assert image.kind == "unknown"
+    assert image.problem == "averages over space as well, in a model with convolutions"
+
+
+def test_a_norm_by_itself_is_found_under_the_empty_path():
+    (found,) = find(nn.LayerNorm(4)).values()
+    assert found.norm == Norm(gain=np.ones(4))
+
+
+def test_equal_modules_with_other_settings_are_asked_apart():
+    inventory = find(nn.Sequential(nn.LayerNorm(4, eps=1e-5), nn.LayerNorm(4, eps=1e-3)))
+    assert [found.norm.eps for found in inventory.values()] == [1e-5, 1e-3]
+
+
+def test_a_model_without_values_is_refused():
+    with pytest.raises(
+        ValueError, match=r"0\.weight has no values \(it is on the meta device\): load the weights first"
+    ):
+        find(nn.Sequential(nn.LayerNorm(4, device="meta")))
+
+
+def test_something_that_is_no_model_is_refused():
+    with pytest.raises(ValueError, match="model must be a torch module or a path to a checkpoint, got int"):
+        find(3)
+
+
+def test_an_inventory_reads_like_a_mapping_and_sums_itself_up():
+    inventory = find(nn.Sequential(nn.LayerNorm(4), nn.RMSNorm(4), nn.BatchNorm1d(4), nn.RMSNorm(4)))
+    assert list(inventory) == ["0", "1", "2", "3"]
+    assert repr(inventory) == "Inventory(Sequential: 1 layernorm, 2 rmsnorm, 1 unknown)"
+    assert repr(find(nn.Linear(2, 2))) == "Inventory(Linear: no norms)"

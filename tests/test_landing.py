@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from normscope import Norm
+from normscope.studies.landing import KEPT, LandingGatherer
+from strategies import seeds
+
+
+def gathered(norm, x, pieces=3):
+    gatherer = LandingGatherer(norm)
+    for piece in np.array_split(x, pieces):
+        gatherer.add(piece)
+    return gatherer
+
+
+@given(size=st.integers(2, 12), seed=seeds, project=st.booleans(), mean=st.floats(0, 10))
+def test_figures_agree_with_their_definitions(size, seed, project, mean):
+    rng = np.random.default_rng(seed)
+    norm = Norm(gain=rng.uniform(0.5, 2, size), project=project, eps=0.1)
+    x = rng.normal(size=(50, size)) + mean
+    landing = gathered(norm, x).result()
+    centred = x - x.mean(axis=1, keepdims=True)
+    share = 1 - np.sum(centred**2, axis=1) / np.sum(x**2, axis=1)
+    risk = np.abs(x.mean(axis=1)) / x.std(axis=1)
+    cosine = np.sum(centred * x, axis=1) / np.linalg.norm(centred, axis=1) / np.linalg.norm(x, axis=1)
+    assert landing.inputs == 50
+    for spread, values in (
+        (landing.nearness, norm.nearness(x)[:, 0]),
+        (landing.ones_share, share),
+        (landing.mean_over_sigma, risk),
+        (landing.rms_angle, np.degrees(np.arccos(np.clip(cosine, -1, 1)))),
+    ):
+        expected = np.quantile(values, [0.05, 0.5, 0.95])
+        assert [spread.low, spread.median, spread.high] == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert landing.mean_over_sigma_max == pytest.approx(risk.max())
+    if project:
+        dead = (1 / norm.gain) / np.linalg.norm(1 / norm.gain)
+        assume(x.var(axis=0).mean() > 1e-6)
+        assert landing.dead_variance == pytest.approx((x @ dead).var() / x.var(axis=0).mean(), rel=1e-6)
+    else:
+        assert landing.dead_variance is None
+
+
+@given(seeds, st.integers(1, 9))
+def test_the_number_of_pieces_does_not_matter(seed, pieces):
+    rng = np.random.default_rng(seed)
+    norm, x = Norm(gain=rng.normal(size=6), groups=2), rng.normal(size=(40, 6))
+    one, many = gathered(norm, x, 1).result(), gathered(norm, x, pieces).result()
+    assert one.dead_variance == pytest.approx(many.dead_variance)
+    assert (one.nearness, one.ones_share, one.rms_angle) == (many.nearness, many.ones_share, many.rms_angle)
+
+
+def test_quantiles_of_a_long_text_come_from_a_fair_sample_of_fixed_size():
+    norm = Norm(gain=np.ones(2), project=False, eps=0)
+    gatherer = LandingGatherer(norm)
+    angles = np.linspace(0, np.pi / 2, 20 * KEPT)
+    for piece in np.array_split(angles, 37):
+        gatherer.add(np.stack([np.cos(piece), np.sin(piece)], axis=1))
+    landing = gatherer.result()
+    share = (1 + np.sin(2 * angles)) / 2  # of (cos, sin) along the ones vector
+    assert landing.ones_share.median == pytest.approx(np.quantile(share, 0.5), abs=0.02)
+    assert landing.ones_share.low == pytest.approx(np.quantile(share, 0.05), abs=0.02)
+    assert len(gatherer._figures["ones_share"]._values) == KEPT
+
+
+def test_constant_and_zero_inputs_have_figures_too():
+    norm = Norm(gain=np.ones(4), eps=0)
+    landing = gathered(norm, np.vstack([np.zeros((2, 4)), np.ones((2, 4))])).result()
+    assert landing.inputs == 4
+    assert landing.ones_share.median == 1.0
+    assert landing.nearness.high == 0.0
+    assert landing.rms_angle is None
+    assert np.isfinite(landing.mean_over_sigma_max)
+
+
+def test_without_inputs_there_is_nothing_to_say():
+    gatherer = LandingGatherer(Norm(gain=np.ones(4)))
+    assert gatherer.result() is None
+    assert gatherer.points() is None
+
+
+def test_points_are_outputs_along_the_three_longest_axes():
+    rng = np.random.default_rng(0)
+    norm = Norm(gain=rng.normal(size=6), bias=rng.normal(size=6))
+    x = rng.normal(size=(10, 6))
+    points = gathered(norm, x).points()
+    assert points == pytest.approx((norm(x) - norm.bias) @ norm.ellipsoid.axes()[:, :3])
+    assert np.all(np.sum((points / norm.ellipsoid.lengths[:3]) ** 2, axis=1) <= 1)
+
+
+def test_a_norm_without_scaling_has_no_nearness():
+    landing = gathered(Norm(gain=np.ones(4), scale=False), np.random.default_rng(0).normal(size=(9, 4))).result()
+    assert landing.nearness is None
+    assert landing.ones_share is not None

@@ -1,0 +1,172 @@
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from normscope.report.words import headline, highlights
+from normscope.studies.inspection import Inspection, Landing, NormGeometry, Spread
+
+CALM_LANDING = Landing(
+    inputs=100,
+    nearness=Spread(0.99, 0.999, 1.0),
+    ones_share=Spread(0.0, 0.01, 0.02),
+    mean_over_sigma=Spread(0.01, 0.1, 0.5),
+    mean_over_sigma_max=1.0,
+    dead_variance=0.1,
+    rms_angle=Spread(0.1, 0.2, 0.3),
+)
+
+
+def calm_norm(name="h.0.ln_1", **changes):
+    """A norm about which there is nothing to say, with some of its figures changed."""
+    norm = NormGeometry(
+        name=name,
+        kind="layernorm",
+        size=64,
+        groups=1,
+        eps=1e-5,
+        has_bias=True,
+        gain_convention="w",
+        assumed=(),
+        problem=None,
+        dimension=63,
+        zero_gains=0,
+        near_zero_gains=0,
+        negative_gains=0,
+        axis_max=12.0,
+        axis_median=8.0,
+        axis_min=6.0,
+        anisotropy=2.0,
+        participation_ratio=60.0,
+        dead_channels=(),
+        longest_axis_channels=(),
+        range_low=-12.0,
+        range_high=12.0,
+        reads=("wte",),
+        read_by=("h.0.attn",),
+    )
+    return replace(norm, **changes)
+
+
+def inspection(*norms, **changes):
+    whole = Inspection("gpt", "pre-norm", True, False, 10_000, 256, norms)
+    return replace(whole, **changes)
+
+
+CALM = [calm_norm(f"h.{layer}.ln_1") for layer in range(4)]
+
+
+def words_about(**changes):
+    """What is said when one norm differs from four calm ones."""
+    return highlights(inspection(*CALM, calm_norm("odd.one", **changes)))
+
+
+def test_says_so_when_nothing_stands_out():
+    (sentence,) = highlights(inspection(*CALM))
+    assert sentence == "Nothing stands out in the 4 norms of gpt. Longest over shortest axis is 2 to 2."
+
+
+def test_says_so_when_there_are_no_norms():
+    assert highlights(inspection()) == ["No normalization layer was found in gpt."]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"kind": "unknown", "problem": "adding a constant changes the output"},
+            r"1 of 5 norms fits no member of the family: odd\.one \(adding a constant changes the output\)",
+        ),
+        ({"assumed": ("kind", "eps")}, r"Assumed.*kind and eps of 1 of 5 norms"),
+        ({"anisotropy": 50.0}, r"odd\.one is the most anisotropic.* 50 times its shortest, 25 times the median"),
+        ({"zero_gains": 3}, r"3 gains are zero \(3 of 64 in odd\.one\)"),
+        ({"near_zero_gains": 1}, r"1 gain is near zero \(1 of 64 in odd\.one\)"),
+        ({"negative_gains": 2}, r"2 gains are negative \(2 of 64 in odd\.one\)"),
+        ({"range_low": -70_000.0}, r"A channel of odd\.one can reach 70,000, .* \(65,504\)"),
+        ({"participation_ratio": 3.0}, r"odd\.one is carried by few axes: participation ratio 3 of 63"),
+        ({"kind": "projection", "anisotropy": None}, r"1 of 5 norms \(odd\.one\) does not scale"),
+        (
+            {"landing": replace(CALM_LANDING, mean_over_sigma_max=45.0)},
+            r"\|mean\|/σ of the input reaches 45 in odd\.one and exceeds 30 in 1 of 5 norms",
+        ),
+        (
+            {"landing": replace(CALM_LANDING, nearness=Spread(0.1, 0.5, 0.7))},
+            r"Half of the inputs of odd\.one land at 0\.5 or less of the way to the surface",
+        ),
+        (
+            {"landing": replace(CALM_LANDING, ones_share=Spread(0.1, 0.4, 0.7))},
+            r"40% of \|x\|² at odd\.one lies along the ones vector .*which its projection removes",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_odd_is_named_with_its_number(changes, said):
+    assert [sentence for sentence in words_about(**changes) if re.search(said, sentence)]
+
+
+def test_an_rmsnorm_keeps_what_lies_along_the_ones_vector():
+    landing = replace(CALM_LANDING, ones_share=Spread(0.1, 0.4, 0.7))
+    assert "which it keeps" in " ".join(words_about(kind="rmsnorm", landing=landing))
+
+
+def test_after_a_caveat_nothing_else_may_stand_out():
+    assert highlights(inspection(calm_norm(assumed=("eps",))))[-1].startswith(
+        "Nothing else stands out in the 1 norm of"
+    )
+
+
+def test_headline_tells_kinds_placement_embeddings_and_parameters():
+    facts = headline(inspection(*CALM, calm_norm("q", kind="rmsnorm"), placement="both", qk_norm=True, text="a.txt"))
+    assert facts == [
+        "4 LayerNorm, 1 RMSNorm",
+        "pre-norm and post-norm",
+        "tied embeddings",
+        "QK-norm",
+        "256 of 10,000 parameters in norms (2.6%)",
+        "run on a.txt",
+    ]
+
+
+def test_headline_admits_what_weights_alone_do_not_tell():
+    facts = headline(inspection(placement=None, tied_embeddings=None, parameters=None))
+    assert facts[1:] == [
+        "placement unknown",
+        "embeddings tied or not: unknown",
+        "no QK-norm",
+        "256 parameters in norms",
+    ]
+
+
+figures = st.none() | st.floats(0, 1e30) | st.just(float("inf")) | st.just(float("nan"))
+counts = st.none() | st.integers(0, 64)
+
+
+@st.composite
+def any_norm(draw):
+    spread = st.none() | st.builds(Spread, *[st.floats(0, 1e6)] * 3)
+    landing = st.none() | st.builds(
+        Landing, st.integers(1, 9), spread, spread, spread, st.floats(0, 1e6), st.none(), spread
+    )
+    return calm_norm(
+        kind=draw(st.sampled_from(["layernorm", "rmsnorm", "lng", "projection", "affine", "unknown"])),
+        assumed=draw(st.sampled_from([(), ("eps",), ("kind", "eps")])),
+        anisotropy=draw(figures),
+        participation_ratio=draw(figures),
+        dimension=draw(counts),
+        zero_gains=draw(counts),
+        near_zero_gains=draw(counts),
+        negative_gains=draw(counts),
+        range_low=draw(figures),
+        range_high=draw(figures),
+        landing=draw(landing),
+    )
+
+
+@given(st.lists(any_norm(), min_size=1, max_size=6))
+def test_any_inspection_gives_one_to_eight_sentences_with_a_number_each(norms):
+    sentences = highlights(inspection(*norms))
+    assert 1 <= len(sentences) <= 8
+    assert all(re.search(r"\d", sentence) and sentence.endswith(".") for sentence in sentences)
+    assert not any(re.search(r"\b(nan|inf|None)\b", sentence) for sentence in sentences)
