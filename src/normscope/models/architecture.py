@@ -3,6 +3,7 @@
 Only code of the installed transformers library is used; a config that asks for code of its own is not followed.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -35,3 +36,22 @@ def build_architecture(config: dict[str, Any]) -> nn.Module | None:
     except Exception as error:
         raise ValueError(f"config.json does not describe a model of kind {kind!r}: {first_line(error)}") from None
     return model.eval()
+
+
+def stored_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """Parameter of the model → its name in a checkpoint, which may be older, or saved with or without a head.
+
+    transformers knows how it has renamed what it loads: prefixes, moved modules, gamma and beta for weight and bias.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    described = dict(model.named_parameters()) | dict(model.named_buffers())
+    transforms = get_model_conversion_mapping(model)  # type: ignore[arg-type]
+    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+    prefix = getattr(model, "base_model_prefix", "") or None
+    found: dict[str, str] = {}
+    for name in names:
+        renamed = name if name in described else rename_source_key(name, renamings, [], prefix, described)[0]
+        found.setdefault(renamed, name)
+    return found

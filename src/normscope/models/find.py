@@ -6,14 +6,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normscope.models.architecture import build_architecture
+from normscope.models.architecture import build_architecture, stored_names
 from normscope.models.by_name import norms_by_name
 from normscope.models.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from normscope.models.found import FoundNorm, Inventory
 from normscope.models.probe import Form, form_of
 from normscope.norm import Norm
-
-OLD_NAMES = {"weight": "gamma", "bias": "beta"}  # of parameters, in checkpoints from before they were renamed
 
 
 def find(model: nn.Module | str | Path) -> Inventory:
@@ -118,34 +116,21 @@ def _found(path: str, kind: str, form: Form, parameter: Callable[[str, str], tup
 
 
 class _StoredTensors:
-    """Parameters of a model by path and name, from a checkpoint that may have been saved with another prefix."""
+    """Parameters of a model by path and name, read from a checkpoint that may name them otherwise."""
 
     def __init__(self, checkpoint: Checkpoint, model: nn.Module) -> None:
-        prefix = getattr(model, "base_model_prefix", "")
         self._checkpoint = checkpoint
         self._model = model
-        self._names = set(checkpoint.names)
-        self._prefix = f"{prefix}." if prefix else ""
+        self._stored = stored_names(model, checkpoint.names)
 
     def __call__(self, path: str, name: str) -> tuple[str, Tensor]:
-        for stored in self._spellings(path):
-            for spelled in (name, OLD_NAMES.get(name, name)):
-                full = f"{stored}.{spelled}"
-                if full in self._names:
-                    self._require_shape(full, tuple(self._model.get_submodule(path).get_parameter(name).shape))
-                    return stored, self._checkpoint.tensor(full)
-        raise ValueError(f"config.json describes a norm {path}, but there is no tensor {path}.{name}")
-
-    def _require_shape(self, stored: str, described: tuple[int, ...]) -> None:
-        shape = self._checkpoint.shape(stored)
-        if shape != described:
-            raise ValueError(f"{stored} has shape {shape}, but config.json makes it {described}")
-
-    def _spellings(self, path: str) -> Iterator[str]:
-        yield path
-        if self._prefix:
-            yield self._prefix + path
-            yield path.removeprefix(self._prefix)
+        stored = self._stored.get(f"{path}.{name}")
+        if stored is None:
+            raise ValueError(f"config.json describes a norm {path}, but there is no tensor {path}.{name}")
+        shape, described = self._checkpoint.shape(stored), self._model.get_submodule(path).get_parameter(name).shape
+        if shape != tuple(described):
+            raise ValueError(f"{stored} has shape {shape}, but config.json makes it {tuple(described)}")
+        return stored.rpartition(".")[0], self._checkpoint.tensor(stored)
 
 
 def _tied(model: nn.Module) -> bool | None:
