@@ -44,6 +44,8 @@ def calm_norm(name="h.0.ln_1", **changes):
         longest_axis_channels=(),
         range_low=-12.0,
         range_high=12.0,
+        range_low_channel=0,
+        range_high_channel=1,
         reads=("wte",),
         read_by=("h.0.attn",),
     )
@@ -160,6 +162,8 @@ def any_norm(draw):
         negative_gains=draw(counts),
         range_low=draw(figures),
         range_high=draw(figures),
+        range_low_channel=0,
+        range_high_channel=1,
         landing=draw(landing),
     )
 
