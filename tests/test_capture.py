@@ -60,3 +60,18 @@ def test_a_norm_called_with_keywords_is_seen():
     with capture(model) as captured:
         model(torch.ones(2, 4))
     assert captured.norms["norm"].input.shape == (2, 4)
+
+
+def test_an_unknown_norm_leaves_no_hook_behind():
+    model = nn.Sequential(nn.LayerNorm(4))
+    with pytest.raises(AttributeError, match="other"):
+        capture(model, norms=["0", "other"]).__enter__()
+    assert not model[0]._forward_hooks
+
+
+def test_norms_and_heads_are_captured_together():
+    model = tiny_model("gpt2")
+    with capture(model, heads=True) as captured, torch.no_grad():
+        model(input_ids=torch.arange(8)[None], use_cache=False)
+    assert captured.norms["h.0.ln_1"].output.shape == (1, 8, 16)
+    assert captured.heads["h.0.attn"].query.shape == (1, 2, 8, 8)

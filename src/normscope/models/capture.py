@@ -1,4 +1,4 @@
-"""What goes into and comes out of every norm while a model runs.
+"""What goes into and comes out of every norm, and what attention compares, while a model runs.
 
 >>> import torch
 >>> from torch import nn
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from normscope.models.find import find
+from normscope.models.heads import AttentionWatch, Heads
 
 
 class Activations:
@@ -57,29 +58,46 @@ class capture:  # noqa: N801  (read as a verb: `with capture(model) as captured`
     """Record the activations of a model's norms while inside the `with`; the model is as it was afterwards.
 
     Calls of one norm are joined along the first axis (vector by vector if lengths differ). `clear()` forgets them,
-    so that a long text can be run piece by piece in constant memory.
+    so that a long text can be run piece by piece in constant memory. With `heads` (True, or the names of some attention
+    layers), `captured.heads` has the queries and keys of every attention layer by its name.
     """
 
-    def __init__(self, model: nn.Module, norms: bool | Iterable[str] = True) -> None:
+    def __init__(
+        self, model: nn.Module, norms: bool | Iterable[str] = True, heads: bool | Iterable[str] = False
+    ) -> None:
         self._model = model
         names = [name for name, found in find(model).items() if found.norm] if norms is True else list(norms or ())
         self.norms = {name: Activations() for name in names}
+        self._attention = AttentionWatch(model, None if heads is True else heads) if heads else None
         self._hooks: list[RemovableHandle] = []
+
+    @property
+    def heads(self) -> dict[str, Heads]:
+        """The attention layers that ran, in the order of the model; an error if one did not show its attention."""
+        if self._attention is None:
+            raise RuntimeError("heads must be asked for: capture(model, heads=True)")
+        return self._attention.seen
 
     def clear(self) -> None:
         """Forget what was recorded."""
         for activations in self.norms.values():
             activations.clear()
+        if self._attention is not None:
+            self._attention.clear()
 
     def __enter__(self) -> Self:
-        for name, activations in self.norms.items():
-            module = self._model.get_submodule(name)
+        modules = [self._model.get_submodule(name) for name in self.norms]  # all, before the first is hooked
+        for module, activations in zip(modules, self.norms.values(), strict=True):
             self._hooks.append(module.register_forward_hook(_recorder(activations), with_kwargs=True))
+        if self._attention is not None:
+            self._attention.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._attention is not None:
+            self._attention.stop()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
