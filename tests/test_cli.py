@@ -1,8 +1,9 @@
-"""The command line as a user meets it: a new process, its output, its exit code, the files it leaves."""
+"""The command line as a user meets it: its output, its exit code, the files it leaves; mostly in a new process."""
 
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from importlib.resources import files
@@ -12,12 +13,31 @@ import pytest
 import torch
 
 import normscope
+from normscope import cli
 from normscope.data import bundled_model
+from normscope.files import write_whole
 
 
 def run(*arguments):
     command = [sys.executable, "-m", "normscope", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, encoding="utf-8")
+
+
+@pytest.fixture
+def run_here(monkeypatch, capfd):
+    """The same as run, without the seconds that a new process takes."""
+    before = signal.getsignal(signal.SIGPIPE)
+
+    def run_in_this_process(*arguments):
+        monkeypatch.setattr(sys, "argv", ["normscope", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        printed = capfd.readouterr()
+        return subprocess.CompletedProcess(arguments, end.value.code, printed.out, printed.err)
+
+    yield run_in_this_process
+    signal.signal(signal.SIGPIPE, before)
 
 
 def schema(name):
@@ -170,9 +190,9 @@ def test_a_text_needs_a_model_that_runs(tmp_path):
     assert_refused(run("inspect", file, "--text", "sample"), "must be a folder with config.json")
 
 
-def test_a_dtype_and_a_device_that_do_not_exist_are_refused():
-    assert_refused(run("inspect", "--text", "sample", "--dtype", "int3"), "dtype must be one of float32, float64")
-    assert_refused(run("inspect", "--text", "sample", "--device", "nowhere"), "can't be put on device 'nowhere'")
+def test_a_dtype_and_a_device_that_do_not_exist_are_refused(run_here):
+    assert_refused(run_here("inspect", "--text", "sample", "--dtype", "int3"), "dtype must be one of float32, float64")
+    assert_refused(run_here("inspect", "--text", "sample", "--device", "nowhere"), "can't be put on device 'nowhere'")
 
 
 @pytest.mark.parametrize("option", ["--html", "--picture"])
@@ -197,6 +217,69 @@ def test_an_existing_file_is_not_replaced_unless_asked(tmp_path, option):
 def test_a_path_that_can_not_be_written_is_refused_before_any_work(tmp_path, option, name, message):
     assert_refused(run("inspect", option, tmp_path / name), message)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_place_of_a_file_is_refused_even_by_force(run_here, tmp_path):
+    folder = tmp_path / "report.html"
+    folder.mkdir()
+    assert_refused(run_here("inspect", "--html", folder, "--force"), f"{folder} must be the name of a file")
+
+
+def test_a_folder_that_is_not_writable_is_refused_before_any_work(run_here, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # not by chmod: it does not hold for root
+    message = f"{tmp_path / 'report.html'} can't be written: the folder {tmp_path} is not writable"
+    assert_refused(run_here("inspect", tmp_path / "nowhere", "--html", tmp_path / "report.html"), message)
+
+
+def test_a_file_that_can_not_be_written_after_all_is_named_and_leaves_nothing(monkeypatch, tmp_path):
+    def full_disk(*_):
+        raise OSError(28, "No space left on device", "temporary name")
+
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(OSError, match=r"page\.html can't be written: No space left on device$"):
+        write_whole(b"page", tmp_path / "page.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_longest_name_that_a_folder_takes_can_be_written(tmp_path):
+    file = tmp_path / ("n" * 250 + ".html")
+    write_whole(b"page", file)
+    assert file.read_bytes() == b"page"
+
+
+def test_no_page_is_left_when_there_is_no_picture(run_here, tmp_path):
+    weights = tmp_path / "model.pt"
+    torch.save({"ln.weight": torch.ones(2), "ln.bias": torch.zeros(2)}, weights)
+    done = run_here("inspect", weights, "--html", tmp_path / "page.html", "--picture", tmp_path / "picture.svg")
+    assert_refused(done, "a picture needs a norm")
+    assert list(tmp_path.iterdir()) == [weights]
+
+
+@pytest.mark.parametrize("option", [("--device", "nowhere"), ("--dtype", "int3"), ("--dtype", "float64")])
+def test_a_device_or_dtype_without_a_text_is_refused(run_here, option):
+    assert_refused(run_here("inspect", *option), "--device and --dtype need --text")
+
+
+def test_control_characters_of_names_do_not_reach_the_terminal(run_here, tmp_path):
+    done = run_here("inspect", tmp_path / "no\x1b[31m\nwhere\x07")
+    assert_refused(done, "no?[31m?where?: no such file or folder")
+
+
+def test_a_reader_who_leaves_ends_the_process_quietly():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "normscope", "--version"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
+
+
+def test_a_terminal_without_unicode_gets_tables_all_the_same():
+    command = [sys.executable, "-m", "normscope", "inspect"]
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=ascii_only, capture_output=True, check=False, text=True, encoding="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "h.0.ln_1" in done.stdout
 
 
 def test_bench_axes_measures_and_fits_its_schema(tmp_path):

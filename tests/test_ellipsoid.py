@@ -190,3 +190,24 @@ def test_bad_arguments_are_refused_with_what_came():
         with pytest.raises(ValueError, match=message):
             call()
     assert ellipsoid.sample(0).shape == (0, 3)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-160, 1e160])
+def test_support_does_not_overflow_or_vanish_with_extreme_gains(size):
+    gain, w = np.array([1.0, -2.0, 3.0, 0.5]), np.array([0.3, 1.0, -2.0, 0.1])
+    ordinary = Norm(gain=gain).ellipsoid
+    assert Norm(gain=size * gain).ellipsoid.support(w) == pytest.approx(size * ordinary.support(w), rel=1e-12)
+    assert ordinary.through(size * np.eye(4)).support(w) == pytest.approx(size * ordinary.support(w), rel=1e-12)
+
+
+@given(norms())
+def test_the_first_dead_direction_is_the_first_of_all(norm):
+    dead = norm.ellipsoid.dead_directions
+    first = norm.ellipsoid.dead_direction
+    assert np.array_equal(first, dead[:, 0]) if dead.shape[1] else first is None
+
+
+def test_an_ellipsoid_can_not_be_changed():
+    ellipsoid = Norm(gain=[1.0, 2.0]).ellipsoid
+    with pytest.raises(AttributeError):
+        ellipsoid.center = np.ones(2)

@@ -215,3 +215,85 @@ def test_an_inventory_reads_like_a_mapping_and_sums_itself_up():
     assert list(inventory) == ["0", "1", "2", "3"]
     assert repr(inventory) == "Inventory(Sequential: 1 layernorm, 2 rmsnorm, 1 unknown)"
     assert repr(find(nn.Linear(2, 2))) == "Inventory(Linear: no norms)"
+
+
+def test_norms_that_are_stored_but_not_described_are_listed_and_not_dropped(tmp_path):
+    tiny_model("gpt2").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"n_layer": 1}))
+    inventory = find(tmp_path)
+    left_over = {name: found.problem for name, found in inventory.items() if found.norm is None}
+    assert left_over == dict.fromkeys(["h.1.ln_1", "h.1.ln_2"], "is stored, but config.json describes no such norm")
+
+
+def test_a_batch_norm_in_a_state_dict_is_not_taken_for_a_layer_norm(tmp_path):
+    model = nn.ModuleDict({"batch_norm": nn.BatchNorm1d(4)})
+    torch.save(model.state_dict() | {"norm.weight": torch.ones(2, 3)}, tmp_path / "model.pt")
+    inventory = find(tmp_path / "model.pt")
+    assert "running statistics" in inventory["batch_norm"].problem
+    assert inventory["norm"].problem == "has a gain of shape (2, 3), which is no vector"
+
+
+def test_modules_that_differ_in_what_is_not_plain_are_asked_apart():
+    class Either(nn.Module):
+        def __init__(self, step):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(6))
+            self.step = step
+
+        def forward(self, x):
+            return self.step(x) / self.step(x).pow(2).mean(-1, keepdim=True).sqrt() * self.weight
+
+    model = nn.Sequential(Either(lambda x: x - x.mean(-1, keepdim=True)), Either(lambda x: x))
+    assert [found.kind for found in find(model).values()] == ["layernorm", "rmsnorm"]
+
+
+def test_probing_does_not_fire_hooks():
+    model, calls = nn.Sequential(nn.LayerNorm(4)), []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    assert find(model)["0"].kind == "layernorm"
+    assert not calls
+
+
+def test_a_norm_that_can_not_be_copied_is_unknown_and_the_others_are_found():
+    model = nn.Sequential(nn.LayerNorm(4), nn.LayerNorm(4))
+    model[0].last = model[0](torch.ones(2, 4))  # a tensor inside a graph can't be copied
+    first, second = find(model).values()
+    assert "can't be copied to be asked" in first.problem
+    assert second.kind == "layernorm"
+
+
+def test_a_norm_of_any_width_is_unknown_until_it_is_used():
+    class FreeNorm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.eps = 1e-6
+
+        def forward(self, x):
+            return x / (x.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
+
+    (found,) = find(nn.Sequential(FreeNorm())).values()
+    assert (found.kind, found.size) == ("unknown", 0)
+    assert "shows only in use" in found.problem
+
+
+def test_gains_with_axes_of_length_one_are_vectors():
+    class ChannelNorm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(1, 6, 1, 1))
+
+        def forward(self, x):
+            return x / (x.pow(2).mean(1, keepdim=True) + 1e-6).sqrt() * self.weight
+
+    model = nn.Sequential(ChannelNorm())
+    found = find(model)["0"]
+    assert (found.kind, found.axis) == ("rmsnorm", 1)
+    assert np.array_equal(found.norm.gain, model[0].weight.detach().double().numpy().reshape(-1))
+
+
+def test_embeddings_are_tied_if_their_weights_are_one():
+    model = build("gpt2")
+    assert find(model).tied_embeddings
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+    assert not find(model).tied_embeddings

@@ -72,7 +72,7 @@ def test_constant_and_zero_inputs_have_figures_too():
     assert landing.ones_share.median == 1.0
     assert landing.nearness.high == 0.0
     assert landing.rms_angle is None
-    assert np.isfinite(landing.mean_over_sigma_max)
+    assert landing.mean_over_sigma_max == np.finfo(float).max  # infinite, as far as JSON can say
 
 
 def test_without_inputs_there_is_nothing_to_say():
@@ -94,3 +94,18 @@ def test_a_norm_without_scaling_has_no_nearness():
     landing = gathered(Norm(gain=np.ones(4), scale=False), np.random.default_rng(0).normal(size=(9, 4))).result()
     assert landing.nearness is None
     assert landing.ones_share is not None
+
+
+def test_variance_along_the_dead_direction_keeps_its_digits_beside_a_large_mean():
+    rng = np.random.default_rng(0)
+    norm, x = Norm(gain=rng.uniform(0.5, 2, 8)), rng.normal(size=(200, 8))
+    expected = gathered(norm, x).result().dead_variance
+    assert gathered(norm, x + 1e8).result().dead_variance == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("place", "expected"), [("inside", np.sqrt(0.5)), ("outside", 0.5), ("floor", 1.0)])
+def test_nearness_knows_where_eps_sits(place, expected):
+    eps = 4.0 if place != "inside" else 16.0
+    gatherer = LandingGatherer(Norm(gain=[1.0, 1.0], eps=eps), place)
+    gatherer.add(np.array([[-4.0, 4.0]]))
+    assert gatherer.result().nearness.median == pytest.approx(expected)

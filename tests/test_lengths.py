@@ -1,6 +1,7 @@
 """Semi-axis lengths against references of another make: 60 and more digits, dense SVD, the paper's form."""
 
 import mpmath
+import numba
 import numpy as np
 import pytest
 import torch
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normscope import Norm
+from normscope.geometry.secular import compiled
 from oracles import dense_lengths
 from strategies import FLAGS, gains, norms, seeds
 
@@ -152,3 +154,16 @@ def test_with_zero_gains_the_drazin_form_loses_one_axis(zeros):
     drazin = paper_lengths(gain)
     assert len(drazin) == 11
     assert np.abs(drazin - lengths[:11]).max() > 1e-3  # and those it keeps are not those of the image
+
+
+def test_without_a_place_for_the_cache_functions_are_compiled_all_the_same(monkeypatch):
+    """numba refuses to cache where neither the package nor a home can be written."""
+    njit = numba.njit
+
+    def without_a_place(**options):
+        if options.pop("cache", False):
+            raise RuntimeError("cannot cache function: no locator available")
+        return njit(**options)
+
+    monkeypatch.setattr(numba, "njit", without_a_place)
+    assert compiled(lambda x: x + 1)(1.5) == 2.5

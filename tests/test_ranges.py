@@ -274,3 +274,11 @@ def test_a_model_without_weights_and_weights_that_are_not_finite_are_refused():
     model[1].weight.data[0, 0] = torch.nan
     with pytest.raises(ValueError, match=r"1\.weight must be finite"):
         ranges_of_norms(model, norm, (torch.zeros(1, 4),))
+
+
+def test_a_row_in_the_dead_direction_has_no_range_and_counts_as_verified():
+    model = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 1, bias=False))
+    nn.init.ones_(model[1].weight)
+    found = ranges_of_norms(model, {"0": Norm(gain=np.ones(3))}, (torch.zeros(1, 3),))
+    assert abs(found.layers[0].high) < 1e-12
+    assert found.verified

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from normscope.models.capture import capture
     from normscope.models.find import find
     from normscope.norm import Norm
+    from normscope.separation.selectable import Selectable, selectable
+    from normscope.separation.storage import save_certificates, verify_certificates
     from normscope.studies.inspect import inspect
     from normscope.studies.ranges import ranges
 
@@ -24,13 +26,30 @@ _HOMES = {
     "Ellipsoid": "normscope.geometry",
     "EllipsoidSum": "normscope.geometry",
     "Norm": "normscope.norm",
+    "Selectable": "normscope.separation.selectable",
     "capture": "normscope.models.capture",
     "find": "normscope.models.find",
     "inspect": "normscope.studies.inspect",
     "ranges": "normscope.studies.ranges",
+    "save_certificates": "normscope.separation.storage",
+    "selectable": "normscope.separation.selectable",
+    "verify_certificates": "normscope.separation.storage",
 }
 
-__all__ = ["Ellipsoid", "EllipsoidSum", "Norm", "__version__", "capture", "find", "inspect", "ranges"]
+__all__ = [
+    "Ellipsoid",
+    "EllipsoidSum",
+    "Norm",
+    "Selectable",
+    "__version__",
+    "capture",
+    "find",
+    "inspect",
+    "ranges",
+    "save_certificates",
+    "selectable",
+    "verify_certificates",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,14 @@
 """The command line: arguments and exit codes, nothing else.
 
-0: done; 1: a check that was run did not hold; 2: bad input, said in one line.
+0: done; 1: a check that was run did not hold; 2: bad input, said in one line; 141 in a shell: whoever read the output
+stopped reading, as `| head` does (the process ends by SIGPIPE, as other tools do).
 """
 
+import io
 import json as jsonlib
+import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +26,7 @@ bench = typer.Typer(help="Measure normscope against what you would use instead."
 app.add_typer(bench, name="bench")
 
 SAMPLE = "sample"
+DEVICE, DTYPE = "cpu", "float32"
 ModelArgument = Annotated[
     Path | None,
     typer.Argument(
@@ -45,31 +49,34 @@ def inspect(
     text: Annotated[
         str | None, typer.Option(help="Run the model on this UTF-8 file, or on 'sample', and say where inputs land.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Where to run the model.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="In what to run it: float32, float64, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="Where to run the model on the text.")] = DEVICE,
+    dtype: Annotated[str, typer.Option(help="In what to run it: float32, float64, bfloat16 or float16.")] = DTYPE,
     force: ForceFlag = False,
 ) -> None:
     """What every norm of a model really is: its kind, the ellipsoid that its outputs fill, where it stands."""
-    from normscope.report.files import PAGES, PICTURES
+    from normscope.files import PAGES, PICTURES
 
     _require_writable(html, PAGES, force)
     _require_writable(picture, PICTURES, force)
+    if text is None and (device, dtype) != (DEVICE, DTYPE):
+        raise ValueError("--device and --dtype need --text: without a text the model is not run")
     words = _text(text)
     from normscope.studies.inspect import inspect as study
 
     result = study(model, text=words, device=device, dtype=dtype, progress=_progress)
+    contents: dict[Path, bytes] = {}  # all made before any is written
     if html:
-        from normscope.report.files import write_page
         from normscope.report.html import render
 
-        write_page(render(result), html)
+        contents[html] = render(result).encode()
     if picture:
-        from normscope.report.files import write_picture
+        from normscope.files import drawn
         from normscope.report.pictures import geometry_picture
 
-        write_picture(geometry_picture(result), picture)
+        contents[picture] = drawn(geometry_picture(result), picture)
+    _write(contents)
     _show(result, json)
-    _tell_written(html, picture)
+    _tell_written(contents)
 
 
 @app.command()
@@ -92,19 +99,21 @@ def bench_axes(
     size: Annotated[list[int] | None, typer.Option(help="N to compare at; may be repeated.", min=2)] = None,
 ) -> None:
     """Semi-axes and axes of a LayerNorm, against torch.linalg.eigvalsh and eigh (about five minutes)."""
-    from normscope.report.files import PICTURES
+    from normscope.files import PICTURES
 
     _require_writable(picture, PICTURES, force)
     from normscope.benchmarks.axes import SIZES, run
 
     result = run(size or SIZES)
+    contents: dict[Path, bytes] = {}
     if picture:
-        from normscope.report.files import write_picture
+        from normscope.files import drawn
         from normscope.report.pictures import growth_picture
 
-        write_picture(growth_picture(result), picture)
+        contents[picture] = drawn(growth_picture(result), picture)
+    _write(contents)
     _show(result, json)
-    _tell_written(picture)
+    _tell_written(contents)
 
 
 @bench.command("inspect")
@@ -126,10 +135,14 @@ def options(
 
 def main() -> None:
     """Run the application; what a user can put right becomes one line and exit code 2."""
+    if hasattr(signal, "SIGPIPE"):  # not on Windows
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
     try:
         app(prog_name="normscope")
     except (ValueError, OSError) as error:
-        print(f"normscope: {error}", file=sys.stderr)
+        print(f"normscope: {_printable(str(error))}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -158,7 +171,7 @@ def _show(result: Any, json: bool) -> None:
         console.print(part)
 
 
-def _progress(things: Sequence[Any], what: str) -> Iterable[Any]:
+def _progress(things: Iterable[Any], what: str) -> Iterable[Any]:
     """A bar on standard error while things are gone through; nothing where that is no terminal."""
     if not sys.stderr.isatty():
         return things
@@ -170,12 +183,24 @@ def _progress(things: Sequence[Any], what: str) -> Iterable[Any]:
 
 def _require_writable(path: Path | None, endings: tuple[str, ...], force: bool) -> None:
     if path:
-        from normscope.report.files import require_writable
+        from normscope.files import require_writable
 
         require_writable(path, force=force, endings=endings)
 
 
-def _tell_written(*paths: Path | None) -> None:
+def _write(contents: Mapping[Path, bytes]) -> None:
+    if contents:
+        from normscope.files import write_whole
+
+        for path, content in contents.items():
+            write_whole(content, path)
+
+
+def _tell_written(paths: Iterable[Path]) -> None:
     for path in paths:
-        if path:
-            print(f"wrote {path}", file=sys.stderr)
+        print(f"wrote {_printable(str(path))}", file=sys.stderr)
+
+
+def _printable(line: str) -> str:
+    """One line that can't move the cursor or change colours, whatever names of files or tensors are in it."""
+    return "".join(character if character.isprintable() else "?" for character in line)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from normscope.checks import Floats, as_count, as_floats, as_vectors, frozen
-from normscope.geometry.factors import ChannelGain, DenseMap, Factor, ProjectedGain
+from normscope.geometry.factors import ChannelGain, DenseMap, Factor, ProjectedGain, length_of
 from normscope.norm import Norm
 
 ON_THE_FLAT = 1e-9  # relative distance from the flat through an ellipsoid that still counts as rounding
@@ -28,9 +28,19 @@ class BallImage(ABC):
     """
 
     def __init__(self, center: Floats, factors: Sequence[Factor], *, bounded: bool = True) -> None:
-        self.center = frozen(center)
-        self.bounded = bounded
+        self._center = frozen(center)
+        self._bounded = bounded
         self._factors = tuple(factors)
+
+    @property
+    def center(self) -> Floats:
+        """Where it is centred: the bias of the norm."""
+        return self._center
+
+    @property
+    def bounded(self) -> bool:
+        """False without the scale step."""
+        return self._bounded
 
     @property
     def size(self) -> int:
@@ -55,7 +65,7 @@ class BallImage(ABC):
         w = as_vectors(w, "w", self.size)
         support: Floats = w @ self.center
         for part in self._pulled(w):
-            support = support + np.linalg.norm(part, axis=-1)
+            support = support + length_of(part)
         return support
 
     def through(self, W: ArrayLike, c: ArrayLike | None = None) -> "Ellipsoid | EllipsoidSum":
@@ -135,6 +145,17 @@ class Ellipsoid(BallImage):
             basis[rows, column : column + dead.shape[1]] = dead
             column += dead.shape[1]
         return basis
+
+    @property
+    def dead_direction(self) -> Floats | None:
+        """The first of the dead directions, without making the others; None if everything can be reached."""
+        for factor, run in zip(self._factors, self._runs, strict=True):
+            first = factor.first_dead
+            if first is not None:
+                direction = np.zeros(self.size)
+                direction[run] = first
+                return direction
+        return None
 
     def radius(self, y: ArrayLike) -> Floats:
         """By how much the set must be blown up about its center to reach y: 1 on the surface, infinite off its flat.

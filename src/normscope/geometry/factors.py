@@ -40,6 +40,10 @@ class Factor(Protocol):
     def dead(self) -> Floats:
         """Orthonormal columns that span what the image never reaches: (M, M − rank)."""
 
+    @property
+    def first_dead(self) -> Floats | None:
+        """The first column of `dead`, without the others; None if there is none."""
+
     def pull(self, w: Floats) -> Floats:
         """Fᵀw for each w in the last axis; for a matrix W with such rows, this is W F."""
 
@@ -81,6 +85,11 @@ class ChannelGain:
     def dead(self) -> Floats:
         return _unit_rows(np.flatnonzero(self._gain == 0), self.size).T
 
+    @property
+    def first_dead(self) -> Floats | None:
+        dead = np.flatnonzero(self._gain == 0)[:1]
+        return _unit_rows(dead, self.size)[0] if len(dead) else None
+
     def pull(self, w: Floats) -> Floats:
         return w * (math.sqrt(self.size) * self._gain)
 
@@ -90,8 +99,8 @@ class ChannelGain:
 
     def gauge(self, d: Floats, size_of_terms: Floats, tol: float) -> tuple[Floats, Floats]:
         u, slack, on_live_channels = _undo_gain(self._gain, d, size_of_terms, tol)
-        radius = _length(u)
-        least = _length(np.maximum(np.abs(u) - slack, 0.0))
+        radius = length_of(u)
+        least = length_of(np.maximum(np.abs(u) - slack, 0.0))
         return np.where(on_live_channels, radius, np.inf), np.where(on_live_channels, least, np.inf)
 
 
@@ -126,8 +135,13 @@ class ProjectedGain:
     def dead(self) -> Floats:
         if len(self._dead_channels):
             return _unit_rows(self._dead_channels, self.size).T
-        alpha = np.min(np.abs(self._gain)) / self._gain  # ∝ 1/g, without overflow
-        return _to_unit(alpha)[:, None]
+        return self.first_dead[:, None]
+
+    @property
+    def first_dead(self) -> Floats:
+        if len(self._dead_channels):
+            return _unit_rows(self._dead_channels[:1], self.size).reshape(self.size)
+        return _to_unit(np.min(np.abs(self._gain)) / self._gain)  # ∝ 1/g, without overflow
 
     def pull(self, w: Floats) -> Floats:
         weighted = w * (math.sqrt(self.size) * self._gain)
@@ -144,8 +158,8 @@ class ProjectedGain:
     def gauge(self, d: Floats, size_of_terms: Floats, tol: float) -> tuple[Floats, Floats]:
         u, slack, possible = _undo_gain(self._gain, d, size_of_terms, tol)
         total, total_slack = np.abs(u.sum(axis=-1)), slack.sum(axis=-1)
-        radius = _length(u)
-        least = _length(np.maximum(np.abs(u) - slack, 0.0))
+        radius = length_of(u)
+        least = length_of(np.maximum(np.abs(u) - slack, 0.0))
         dead = len(self._dead_channels)
         if dead:  # they carry what keeps the sum at zero, in equal parts
             radius = np.hypot(radius, total / math.sqrt(dead))
@@ -189,6 +203,10 @@ class DenseMap:
         complete, _ = np.linalg.qr(self._svd[0], mode="complete")
         return complete[:, self.rank :]
 
+    @property
+    def first_dead(self) -> Floats | None:
+        return self.dead[:, 0] if self.rank < self.size else None
+
     def pull(self, w: Floats) -> Floats:
         return w @ self._matrix
 
@@ -216,8 +234,8 @@ def _undo_gain(gain: Floats, d: Floats, size_of_terms: Floats, tol: float) -> tu
     return u, slack, np.all(np.abs(d[..., ~live]) <= tol * size_of_terms[..., ~live], axis=-1)
 
 
-def _length(u: Floats) -> Floats:
-    """Euclidean length along the last axis, without overflow."""
+def length_of(u: Floats) -> Floats:
+    """Euclidean length along the last axis, without overflow or underflow."""
     largest = np.max(np.abs(u), axis=-1, keepdims=True, initial=0.0)
     unit = u / np.where(largest == 0, 1.0, largest)
     length: Floats = largest[..., 0] * np.linalg.norm(unit, axis=-1)
@@ -226,8 +244,9 @@ def _length(u: Floats) -> Floats:
 
 def _to_unit(u: Floats) -> Floats:
     """u to unit length along its last axis; zero stays zero."""
-    length = np.linalg.norm(u, axis=-1, keepdims=True)
-    return u / np.where(length == 0, 1.0, length)
+    length = length_of(u)[..., None]
+    unit: Floats = u / np.where(length == 0, 1.0, length)
+    return unit
 
 
 def _unit_rows(channels: NDArray[np.intp], size: int) -> Floats:

@@ -13,6 +13,8 @@ Steps follow the middle way of Li [1], which models f by its two neighbouring po
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numba
 import numpy as np
@@ -36,8 +38,17 @@ _CHEBYSHEV_TO_POWERS = np.zeros((TERMS, TERMS))
 for _k in range(TERMS):
     _CHEBYSHEV_TO_POWERS[: _k + 1, _k] = np.polynomial.chebyshev.cheb2poly([0.0] * _k + [1.0])
 
-# Sums may be reordered to fill vector registers; NaN and infinity keep their meaning.
-compiled = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
+
+def compiled(function: Callable[..., Any]) -> Any:
+    """Compile with numba, kept on disk where a place can be written, for this process alone where none can.
+
+    Sums may be reordered to fill vector registers; NaN and infinity keep their meaning.
+    """
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # no folder for the cache, as in a read-only installation without a home
+        return numba.njit(**options)(function)
 
 
 @compiled

@@ -4,12 +4,15 @@ Only code of the installed transformers library is used; a config that asks for 
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from normscope.checks import first_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def build_architecture(config: dict[str, Any]) -> nn.Module | None:
@@ -20,22 +23,35 @@ def build_architecture(config: dict[str, Any]) -> nn.Module | None:
     True
     """
     import transformers
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoModel
 
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         return None
     settings = {key: value for key, value in config.items() if key not in ("model_type", "auto_map")}
     try:
-        described = AutoConfig.for_model(kind, **settings)
-        names = described.architectures or []
-        known = next((found for name in names if (found := getattr(transformers, str(name), None))), None)
+        described = transformers.CONFIG_MAPPING[kind].from_dict(_with_special_floats(settings))
+        build = named_class(described.architectures) or AutoModel.from_config
         with torch.device("meta"):
-            build = known or AutoModel.from_config
             model: nn.Module = build(described)
     except Exception as error:
         raise ValueError(f"config.json does not describe a model of kind {kind!r}: {first_line(error)}") from None
     return model.eval()
+
+
+def named_class(names: object) -> "type[PreTrainedModel] | None":
+    """The first model class of transformers among the `architectures` of a config.json; None if there is none.
+
+    >>> named_class(["pipeline", "GPT2LMHeadModel"]).__name__
+    'GPT2LMHeadModel'
+    """
+    import transformers
+
+    for name in names if isinstance(names, list) else []:
+        found = getattr(transformers, str(name), None)
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found
+    return None
 
 
 def stored_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
@@ -55,3 +71,14 @@ def stored_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
         renamed = name if name in described else rename_source_key(name, renamings, [], prefix, described)[0]
         found.setdefault(renamed, name)
     return found
+
+
+def _with_special_floats(value: Any) -> Any:
+    """A config.json with the numbers that JSON lacks, which transformers stores as {"__float__": "Infinity"}."""
+    if isinstance(value, list):
+        return [_with_special_floats(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
+        return float(value["__float__"])
+    return {key: _with_special_floats(item) for key, item in value.items()}

@@ -5,6 +5,7 @@ what its eps is, is assumed, and said. A GGUF file says both in its metadata; it
 means 1 + w, so its gains are gains.
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +15,7 @@ from normscope.norm import Norm
 
 ASSUMED_EPS = 1e-5
 NAME = re.compile(r"(norm|(^|[._])(ln|rms)([._\d]|$)|layernorm)", re.IGNORECASE)
-GAIN = re.compile(r"^(?P<path>.+)\.(weight|gamma|scale)$")
+GAIN = re.compile(r"^(?P<path>.+)\.(weight|gamma|scale)$", re.DOTALL)
 BIAS = ("bias", "beta")
 
 
@@ -22,25 +23,52 @@ def norms_by_name(checkpoint: Checkpoint) -> Iterator[FoundNorm]:
     """Every vector of the checkpoint that is named like the gain of a norm, with its bias."""
     kind, eps = _declared(checkpoint)
     for name in _in_depth_order(checkpoint):
-        matched = GAIN.match(name)
-        if not matched or not NAME.search(matched["path"]) or len(checkpoint.shape(name)) != 1:
+        path, shape = path_of_gain(name), checkpoint.shape(name)
+        if path is None:
             continue
-        path = matched["path"]
+        problem = None
+        if f"{path}.running_mean" in checkpoint.names:
+            problem = "has running statistics, as BatchNorm does: in eval mode an affine map"
+        elif len(shape) != 1:
+            problem = f"has a gain of shape {shape}, which is no vector"
+        if problem is not None:
+            yield FoundNorm(path, math.prod(shape), None, problem=problem)
+            continue
         bias = next((f"{path}.{end}" for end in BIAS if f"{path}.{end}" in checkpoint.names), None)
         project = kind == "layernorm" if kind else bias is not None
-        norm = Norm(
-            gain=checkpoint.tensor(name),
-            bias=None if bias is None else checkpoint.tensor(bias),
-            eps=ASSUMED_EPS if eps is None else eps,
-            project=project,
-        )
+        try:
+            norm = Norm(
+                gain=checkpoint.tensor(name),
+                bias=None if bias is None else checkpoint.tensor(bias),
+                eps=ASSUMED_EPS if eps is None else eps,
+                project=project,
+            )
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
         assumed = (*(() if kind else ("kind",)), *(() if eps is not None else ("eps",)), "gain_convention")
         if checkpoint.format == "gguf":
             assumed = tuple(what for what in assumed if what != "gain_convention")
         stored = norm.size * (1 + (bias is not None))
         yield FoundNorm(
-            path, norm.size, norm, gain_convention="w", eps_place="inside", parameters=stored, assumed=assumed
+            path,
+            norm.size,
+            norm,
+            gain_convention="w",
+            eps_place="inside",
+            has_bias=bias is not None,
+            parameters=stored,
+            assumed=assumed,
         )
+
+
+def path_of_gain(name: str) -> str | None:
+    """The path of the norm whose gain a tensor is, by its name; None if it is not named like one.
+
+    >>> path_of_gain("h.0.ln_1.weight"), path_of_gain("h.0.mlp.weight")
+    ('h.0.ln_1', None)
+    """
+    matched = GAIN.match(name)
+    return matched["path"] if matched and NAME.search(matched["path"]) else None
 
 
 def _in_depth_order(checkpoint: Checkpoint) -> Sequence[str]:

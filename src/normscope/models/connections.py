@@ -40,27 +40,32 @@ def connections_of(inventory: Inventory) -> Connections:
     except ValueError:  # no example is known for this module
         return Connections(qk_norm=by_name)
     paths = {name: found.path for name, found in inventory.items() if found.path is not None}
-    of_heads = {name for name, path in paths.items() if _is_of_heads(graph, path)}
+    layers = {layer.name for layer in graph.linear_layers()}
+    of_heads = {name for name, path in paths.items() if _is_of_heads(graph, path, layers)}
+    others = [path for name, path in paths.items() if name not in of_heads]
     return Connections(
         reads={name: graph.reads(path) for name, path in paths.items()},
         read_by={name: graph.read_by(path) for name, path in paths.items()},
-        placement=_placement(graph, [path for name, path in paths.items() if name not in of_heads]),
-        qk_norm=bool(of_heads),
+        placement=_placement(graph, others, layers | set(paths.values())),
+        qk_norm=bool(of_heads) or by_name,
     )
 
 
-def _is_of_heads(graph: ModelGraph, path: str) -> bool:
-    """Whether a norm stands between a linear layer and attention, as on queries and keys."""
-    writers = {layer.name for layer in graph.linear_layers()}
+def _is_of_heads(graph: ModelGraph, path: str, layers: set[str]) -> bool:
+    """Whether a norm stands between a linear layer and attention, as on queries and keys, beside residual paths."""
     reads = graph.reads(path)
-    return len(reads) == 1 and reads[0] in writers and not graph.linear_readers(path) and not graph.is_added(path)
+    alone = not graph.linear_readers(path) and not graph.is_added(path) and not graph.is_bypassed(path)
+    return len(reads) == 1 and reads[0] in layers and alone
 
 
-def _placement(graph: ModelGraph, paths: list[str]) -> str | None:
-    """pre-norm: no output of a norm is added to the stream; post-norm: every one is, but for one at the end."""
-    added = [graph.is_added(path) for path in paths]
-    if not added:
-        return None
-    if not any(added):
-        return "pre-norm"
-    return "post-norm" if all(added[:-1]) else "both"
+def _placement(graph: ModelGraph, paths: list[str], computing: set[str]) -> str | None:
+    """pre-norm: the stream goes around its norms; post-norm: through them. Norms at either end have no say."""
+    before = after = False
+    for path in paths:
+        if graph.is_bypassed(path):
+            before = True
+        elif graph.is_added(path) and computing & set(graph.reads(path)):  # not right behind the embeddings
+            after = True
+    if before and after:
+        return "both"
+    return "pre-norm" if before else "post-norm" if after else None

@@ -25,7 +25,7 @@ def example_inputs(model: nn.Module) -> dict[str, Tensor]:
     if main == "input_ids":
         inputs = {main: _tokens(config, random)}
     elif main in shapes:
-        inputs = {main: torch.randn(BATCH, *shapes[main](config), generator=random)}
+        inputs = {main: torch.randn(BATCH, *shapes[main](model), generator=random)}
     else:
         raise ValueError(f"an example input must be given for {type(model).__name__}: no rule for its {main!r}")
     if getattr(config, "is_encoder_decoder", False):
@@ -41,11 +41,21 @@ def _tokens(config: Any, random: torch.Generator) -> Tensor:
     return torch.randint(config.get_text_config().vocab_size, (BATCH, LENGTH), generator=random)
 
 
-def _pixels(config: Any) -> tuple[int, ...]:
-    size = config.image_size
+def _pixels(model: nn.Module) -> tuple[int, ...]:
+    size = _setting(model, "image_size")
     height, width = (size, size) if isinstance(size, int) else size
-    return getattr(config, "num_channels", 3), height, width
+    return getattr(model.config, "num_channels", 3), height, width
 
 
-def _features(config: Any) -> tuple[int, ...]:
-    return config.num_mel_bins, 2 * config.max_source_positions  # the encoder's convolutions halve the length
+def _features(model: nn.Module) -> tuple[int, ...]:
+    # the encoder's convolutions halve the length
+    return _setting(model, "num_mel_bins"), 2 * _setting(model, "max_source_positions")
+
+
+def _setting(model: nn.Module, name: str) -> Any:
+    value = getattr(model.config, name, None)
+    if value is None:
+        raise ValueError(
+            f"an example input must be given for {type(model).__name__}: its configuration does not say {name}"
+        )
+    return value

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from normscope.models.architecture import build_architecture, stored_names
-from normscope.models.by_name import norms_by_name
+from normscope.models.by_name import norms_by_name, path_of_gain
 from normscope.models.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from normscope.models.found import FoundNorm, Inventory
 from normscope.models.probe import Form, form_of
@@ -52,6 +52,7 @@ def _find_in_checkpoint(path: Path) -> Inventory:
             else:
                 tensors = _StoredTensors(checkpoint, model)
                 norms = [_found(path, kind, form, tensors) for path, kind, form in _candidates(model)]
+                norms += tensors.undescribed()
         except CheckpointError:
             raise
         except ValueError as error:
@@ -82,12 +83,23 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, str, Form]]:
 
 
 def _likeness(module: nn.Module) -> Any:
-    """What two modules share that answer alike: class, shapes of parameters, and plain settings."""
-    plain = (bool, int, float, str, tuple, type(None))
-    settings = tuple((key, value) for key, value in sorted(vars(module).items()) if isinstance(value, plain))
+    """What two modules share that answer alike: class, shapes of parameters, and settings; a buffer may be anything."""
+    if next(module.buffers(), None) is not None:
+        return id(module)
     shapes = tuple((name, tuple(values.shape)) for name, values in module.named_parameters(recurse=False))
     children = next(module.children(), None) is not None
-    return type(module), repr(settings), shapes, children
+    return type(module), repr(_settings(module)), shapes, children
+
+
+def _settings(module: nn.Module) -> list[tuple[str, Any]]:
+    """The module's own attributes: plain ones by value, others by identity; what nn.Module keeps is left out."""
+    plain = (bool, int, float, str, tuple, type(None))
+    kept_by_torch = vars(nn.Module()).keys() - {"training"}
+    return [
+        (key, value if isinstance(value, plain) else id(value))
+        for key, value in sorted(vars(module).items())
+        if key not in kept_by_torch
+    ]
 
 
 def _found(path: str, kind: str, form: Form, parameter: Callable[[str, str], tuple[str, Tensor]]) -> FoundNorm:
@@ -112,7 +124,18 @@ def _found(path: str, kind: str, form: Form, parameter: Callable[[str, str], tup
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     stored = form.size * ((gain is not None) + (bias is not None))
-    return FoundNorm(name, form.size, norm, path, kind, form.gain_convention, form.eps_place, form.axis, stored)
+    return FoundNorm(
+        name,
+        form.size,
+        norm,
+        path,
+        kind,
+        form.gain_convention,
+        form.eps_place,
+        form.axis,
+        has_bias=bias is not None,
+        parameters=stored,
+    )
 
 
 class _StoredTensors:
@@ -132,6 +155,15 @@ class _StoredTensors:
             raise ValueError(f"{stored} has shape {shape}, but config.json makes it {tuple(described)}")
         return stored.rpartition(".")[0], self._checkpoint.tensor(stored)
 
+    def undescribed(self) -> Iterator[FoundNorm]:
+        """Norms that are stored but are no part of the model that config.json describes."""
+        described = dict(self._model.named_parameters(remove_duplicate=False))
+        for renamed, stored in self._stored.items():
+            path = path_of_gain(stored)
+            shape = self._checkpoint.shape(stored)
+            if path is not None and renamed not in described and len(shape) == 1:
+                yield FoundNorm(path, shape[0], None, problem="is stored, but config.json describes no such norm")
+
 
 def _tied(model: nn.Module) -> bool | None:
     """Whether the unembedding is the embedding; None for a model without both."""
@@ -141,5 +173,6 @@ def _tied(model: nn.Module) -> bool | None:
         return None
     if embedding is None or unembedding is None:
         return None
-    config = getattr(model, "config", None)
-    return unembedding.weight is embedding.weight or bool(getattr(config, "tie_word_embeddings", False))
+    if unembedding.weight.is_meta:  # without values, only the config says what will be tied
+        return bool(getattr(getattr(model, "config", None), "tie_word_embeddings", False))
+    return unembedding.weight is embedding.weight

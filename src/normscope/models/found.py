@@ -17,13 +17,14 @@ class FoundNorm:
     """
 
     name: str  # path of the module, as in the checkpoint: the name of its gain without ".weight"
-    size: int
+    size: int  # 0 if only its use shows it
     norm: Norm | None
     path: str | None = None  # of the module in the model, where there is one; the name may have another prefix
     module: str | None = None  # its class
     gain_convention: str | None = None  # "w", "1+w", or None without a gain
     eps_place: str | None = None  # "inside" the root, "outside" it, or as a "floor"; None if eps is 0 or unknown
     axis: int = -1  # the axis of its input that it normalizes
+    has_bias: bool | None = None  # None of an unknown norm
     parameters: int = 0  # gains and biases that are stored
     assumed: tuple[str, ...] = ()
     problem: str | None = None

@@ -151,19 +151,25 @@ class ModelGraph:
 
     def is_added(self, name: str) -> bool:
         """Whether the output of a module is added to another value that depends on the inputs, as in a residual sum."""
-        for call in self._calls_of(name):
-            pending = [user for value in self._leaving(call) for user in value.users if user not in call]
-            seen: set[Node] = set()
-            while pending:
-                user = pending.pop()
-                if user in seen:
-                    continue
-                seen.add(user)
-                if kind_of(user) == "add" and not self._constants & set(user.all_input_nodes):
+        return any(self._reaches_sum(value, call) for call in self._calls_of(name) for value in self._leaving(call))
+
+    def _reaches_sum(self, value: Node, call: Call) -> bool:
+        """Whether a value is added, moved at most, to another that depends on the inputs, outside a call."""
+        pending = [value]
+        while pending:
+            source = pending.pop()
+            for user in source.users:
+                if user not in call and kind_of(user) == "add" and not self._constants & set(user.all_input_nodes):
                     return True
-                if handed_on(user) is not None:
-                    pending += list(user.users)
+                if handed_on(user) is source:
+                    pending.append(user)
         return False
+
+    def is_bypassed(self, name: str) -> bool:
+        """Whether what a module reads also goes around it into a sum, as past the norm of a pre-norm block."""
+        return any(
+            self._reaches_sum(value, call) for call in self._calls_of(name) for value in self._entering(name, call)
+        )
 
     def linear_readers(self, name: str) -> tuple[LinearReader, ...]:
         """The linear layers whose input is exactly the output of a module, channel by channel in its last axis.

@@ -1,6 +1,10 @@
 """A checkpoint as a model that runs, and a text as the batches that it runs on. Local files only; no remote code."""
 
+import inspect
+import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,50 +12,109 @@ import torch
 from torch import Tensor, nn
 
 from normscope.checks import first_line
+from normscope.models.architecture import build_architecture, named_class
 from normscope.models.checkpoint import CheckpointError
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 CONTEXT = 1024  # tokens a piece, where a model allows more
+BLOCK = 1 << 16  # characters tokenized at a time
 
 
 def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32") -> nn.Module:
-    """The model of a Hugging Face folder with its weights, in eval mode."""
+    """The model of a Hugging Face folder with its weights, in eval mode; refused unless every weight is there."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    import transformers
     from transformers import AutoConfig, AutoModel
-    from transformers.utils import logging
 
     _require_folder(path)
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # one bar at a time: ours shows the text
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        names = config.architectures or []
-        known = next((found for name in names if (found := getattr(transformers, str(name), None))), AutoModel)
-        model: nn.Module = known.from_pretrained(path, local_files_only=True, dtype=getattr(torch, dtype))
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        with _quiet():
+            config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+            known: Any = named_class(config.architectures) or AutoModel
+            model, loaded = known.from_pretrained(
+                path,
+                config=config,
+                local_files_only=True,
+                dtype=getattr(torch, dtype),
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported in `loaded`, and refused below by name
+            )
+    except Exception as error:  # transformers raises whatever a broken file leads to
         raise CheckpointError(f"{path}: the model can't be loaded: {first_line(error)}") from None
+    _require_all_weights(path, loaded)
     try:
-        return model.eval().to(device)
-    except (RuntimeError, AssertionError) as error:
+        placed: nn.Module = model.eval().to(device)
+    except Exception as error:
         raise ValueError(f"the model can't be put on device {device!r}: {first_line(error)}") from None
+    return placed
 
 
-def text_batches(path: Path, text: str) -> list[dict[str, Tensor]]:
-    """The tokens of a text in pieces that fit the model, one row each, with the special tokens it expects."""
-    from transformers import AutoConfig, AutoTokenizer
+def text_batches(path: Path, text: str) -> "TextBatches":
+    """The tokens of a text in pieces that fit the model of a folder, with the special tokens it expects."""
+    from transformers import AutoTokenizer
 
     _require_folder(path)
     if not text.strip():
         raise ValueError("the text is empty: give a text with at least one word")
+    model = _described(path)
+    takes = getattr(model, "main_input_name", None)
+    if takes != "input_ids":
+        raise ValueError(f"{path}: {type(model).__name__} takes {takes}, not text")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+        with _quiet():
+            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises whatever a broken file leads to
         raise CheckpointError(f"{path}: no tokenizer can be loaded: {first_line(error)}") from None
-    longest = min(CONTEXT, getattr(config, "max_position_embeddings", None) or CONTEXT)
-    pieces = tokenizer(text, truncation=True, max_length=longest, return_overflowing_tokens=True)["input_ids"]
-    return [{"input_ids": torch.tensor([piece])} for piece in pieces if piece]
+    try:
+        return TextBatches(text, tokenizer, model)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+class TextBatches:
+    """Batches of one row, made as they are asked for, so that memory does not grow with the text.
+
+    The text is tokenized once at the start, to count and to check, and again each time the batches are gone through.
+    """
+
+    def __init__(self, text: str, tokenizer: Any, model: nn.Module) -> None:
+        self._text, self._tokenizer = text, tokenizer
+        self._before, self._after = _special_tokens(tokenizer, text)
+        self._room: int = min(_longest(model), tokenizer.model_max_length) - len(self._before) - len(self._after)
+        if self._room < 1:
+            raise ValueError("no token of a text fits beside the special tokens in the length that the model allows")
+        self._decodes = "decoder_input_ids" in inspect.signature(model.forward).parameters
+        self._tokens, known, largest = 0, False, max([0, *self._before, *self._after])
+        for tokens in self._blocks():
+            self._tokens += len(tokens)
+            known = known or bool(tokenizer.decode(tokens, skip_special_tokens=True).strip())
+            largest = max([largest, *tokens])
+        if not known:
+            raise ValueError("the tokenizer knows no token of the text: tokenizer files may be missing")
+        _require_in_vocabulary(largest, model)
+
+    def __len__(self) -> int:
+        return math.ceil(self._tokens / self._room)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        waiting: list[int] = []
+        for tokens in self._blocks():
+            waiting += tokens
+            whole = len(waiting) - len(waiting) % self._room
+            for start in range(0, whole, self._room):
+                yield self._batch(waiting[start : start + self._room])
+            del waiting[:whole]
+        if waiting:
+            yield self._batch(waiting)
+
+    def _blocks(self) -> Iterator[list[int]]:
+        """Tokens of the text, block by block, without special tokens."""
+        for block in _cut(self._text):
+            yield _tokenized(self._tokenizer, block, add_special_tokens=False)
+
+    def _batch(self, tokens: list[int]) -> dict[str, Tensor]:
+        row = torch.tensor([[*self._before, *tokens, *self._after]])
+        return {"input_ids": row, "decoder_input_ids": row} if self._decodes else {"input_ids": row}
 
 
 def read_text(path: Path) -> str:
@@ -65,17 +128,120 @@ def read_text(path: Path) -> str:
 
 
 def run_in_pieces(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> Iterator[None]:
-    """Run the model on one batch after the other, without gradients or caches, giving way after each."""
-    device = next(model.parameters()).device
+    """Run the model on one batch after the other, giving way after each: in evaluation mode, no gradients, no caches.
+
+    Whatever the model raises becomes a ValueError of one line; what was in training mode is again at the end.
+    """
+    weight = next(model.parameters(), torch.empty(0))
+    name = type(model).__name__
+    if weight.is_meta:
+        raise ValueError(f"{name} can't be run: it is on the meta device, where weights have no values")
     settings: dict[str, Any] = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
-    for batch in batches:
-        with torch.no_grad():
-            model(**{key: value.to(device) for key, value in batch.items()}, **settings)
-        yield
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        for batch in batches:
+            try:
+                with torch.no_grad():
+                    model(**{key: value.to(weight.device) for key, value in batch.items()}, **settings)
+            except Exception as error:  # the model's own code, which may raise anything
+                raise ValueError(f"{name} can't be run on this input: {first_line(error)}") from error
+            yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def _require_folder(path: Path) -> None:
     if not (path / "config.json").is_file():
         raise CheckpointError(
             f"{path} must be a folder with config.json and weights to be run, and it has no config.json"
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No bars, reports or warnings of transformers: what matters in them we say ourselves, in one line."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def _require_all_weights(path: Path, loaded: Mapping[str, Any]) -> None:
+    """Refuse a model of which some weights are not those of the checkpoint; tied ones are not reported as missing."""
+    if missing := sorted(loaded["missing_keys"]):
+        raise CheckpointError(
+            f"{path}: tensors that config.json describes are missing, for example {missing[0]} ({len(missing)} in all)"
+        )
+    if mismatched := sorted(loaded["mismatched_keys"]):
+        name, stored, described = mismatched[0]
+        raise CheckpointError(
+            f"{path}: tensors do not have the shape that config.json describes, for example {name}: "
+            f"{tuple(stored)} instead of {tuple(described)} ({len(mismatched)} in all)"
+        )
+
+
+def _described(path: Path) -> nn.Module:
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        model = build_architecture(config)
+    except Exception as error:
+        raise CheckpointError(f"{path}: {first_line(error)}") from None
+    if model is None:
+        raise CheckpointError(f"{path}: config.json must describe a model that transformers knows, to run it on a text")
+    return model
+
+
+def _special_tokens(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before and after a text."""
+    words = text.strip()[:64]
+    plain, full = _tokenized(tokenizer, words, add_special_tokens=False), _tokenized(tokenizer, words)
+    for start in range(len(full) - len(plain) + 1):
+        if full[start : start + len(plain)] == plain:
+            return full[:start], full[start + len(plain) :]
+    return [], []
+
+
+def _tokenized(tokenizer: Any, text: str, **options: bool) -> list[int]:
+    with _quiet():
+        return list(tokenizer(text, **options)["input_ids"])
+
+
+def _cut(text: str) -> Iterator[str]:
+    """The text in blocks, each but the first beginning with the space or line break before a word, if there is one."""
+    start = 0
+    while len(text) - start > BLOCK:
+        end = start + BLOCK
+        space = max(text.rfind(" ", start + 1, end), text.rfind("\n", start + 1, end))
+        yield text[start : space if space > start else end]
+        start = space if space > start else end
+    yield text[start:]
+
+
+def _longest(model: Any) -> int:
+    """Tokens that a model takes at once; less than its positions where the first of them stand for padding."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or CONTEXT
+    reserved = [
+        module.padding_idx + 1
+        for name, module in model.named_modules()
+        if "position" in name and isinstance(module, nn.Embedding) and module.padding_idx is not None
+        if module.num_embeddings == positions
+    ]
+    return int(min(CONTEXT, positions - max(reserved, default=0)))
+
+
+def _require_in_vocabulary(token: int, model: Any) -> None:
+    size = model.get_input_embeddings().num_embeddings
+    if token >= size:
+        raise ValueError(
+            f"tokens must be below {size}, the vocabulary of the model, got {token}: "
+            "the tokenizer is not the one of this model"
         )

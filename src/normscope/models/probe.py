@@ -8,7 +8,7 @@ must hold with one gain and bias per channel. Which parameter they are, and whet
 drawn values; where eps sits shows in how the answer shrinks with its input.
 """
 
-import copy
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from normscope.checks import Floats, first_line
+from normscope.models.copies import silent_copy
 
 PROBES = 7  # inputs in a batch; never the number of channels, so that no axis is taken for another
 LOUD = 1e3  # size of inputs beside which eps does not show
@@ -34,7 +36,7 @@ Answer = Callable[[Floats], Floats]  # (PROBES, channels) → the same shape
 class Form:
     """What a module computes, apart from the values of its parameters."""
 
-    size: int
+    size: int  # 0 if only its use shows it
     problem: str | None = None  # why it is no member of the family; then nothing below has a meaning
     projects: bool = False
     scales: bool = False
@@ -59,8 +61,13 @@ def form_of(module: nn.Module) -> Form | None:
     if shape is None:
         return None
     named = "norm" in type(module).__name__.lower()
-    parametric = any(parameter.numel() > 1 for parameter in module.parameters(recurse=False))
-    form = _probe(module, shape)
+    parametric = any(values.numel() > 1 and values.ndim == 1 for values in module.parameters(recurse=False))
+    try:
+        form = _probe(module, shape)
+    except _NoCopyError as refusal:
+        form = Form(math.prod(shape), problem=str(refusal))
+    if form.problem is None and not _says_its_width(module):
+        form = Form(0, problem="normalizes vectors of any width: how wide they are shows only in use")
     if form.problem is None or named:
         return form
     return form if parametric and form.problem not in (AFFINE, HOMOGENEOUS) else None
@@ -68,21 +75,26 @@ def form_of(module: nn.Module) -> Form | None:
 
 def _channels(module: nn.Module) -> tuple[int, ...] | None:
     """The shape of what a candidate normalizes: all its parameters have it, or are single numbers."""
-    if next(module.children(), None) is not None:
-        return None
+    own = list(module.parameters(recurse=False))
+    parts = len(list(module.parameters())) > len(own) or (not own and next(module.children(), None) is not None)
+    if parts or any(is_lazy(parameter) for parameter in own):
+        return None  # a part of it may be a norm, or it has no shape yet
     declared = getattr(module, "normalized_shape", None)
-    shapes = {tuple(parameter.shape) for parameter in module.parameters(recurse=False) if parameter.numel() > 1}
-    if len(shapes) > 1:
-        return None
-    if shapes:
-        (shape,) = shapes
-        return shape if len(shape) == 1 or (declared is not None and tuple(declared) == shape) else None
-    if declared is not None:
+    shapes = {tuple(parameter.shape) for parameter in own if parameter.numel() > 1}
+    if declared is not None and shapes <= {tuple(declared)}:
         return tuple(declared)
+    if shapes:
+        *more, size = sorted(next(iter(shapes)))
+        return (size,) if len(shapes) == 1 and all(extent == 1 for extent in more) else None
     # Without parameters and a declared shape only a name or an eps suggests a norm; any width will do to ask it.
     if "norm" not in type(module).__name__.lower() and not any("eps" in key for key in vars(module)):
         return None
     return (1,) if any(True for _ in module.parameters(recurse=False)) else (_declared_channels(module) or ANY_WIDTH,)
+
+
+def _says_its_width(module: nn.Module) -> bool:
+    vectors = any(parameter.numel() > 1 for parameter in module.parameters())
+    return vectors or hasattr(module, "normalized_shape") or _declared_channels(module) is not None
 
 
 def _declared_channels(module: nn.Module) -> int | None:
@@ -119,12 +131,19 @@ class _NoAnswerError(Exception):
     """The module can't be asked this way."""
 
 
+class _NoCopyError(Exception):
+    """The module can't be copied, so it can't be asked at all."""
+
+
 def _with_drawn_parameters(module: nn.Module, rng: np.random.Generator) -> tuple[nn.Module, dict[str, Floats]]:
     """A float32 copy in eval mode on the CPU, with parameters drawn from [0.5, 1.5], and the vectors drawn."""
-    subject = copy.deepcopy(module)
-    if any(parameter.is_meta for parameter in subject.parameters()):
-        subject = subject.to_empty(device="cpu")
-    subject = subject.to(device="cpu", dtype=torch.float32).eval()
+    try:
+        subject = silent_copy(module)
+        if any(tensor.is_meta for tensor in (*subject.parameters(), *subject.buffers())):
+            subject = subject.to_empty(device="cpu")
+        subject = subject.to(device="cpu", dtype=torch.float32)
+    except Exception as error:
+        raise _NoCopyError(f"can't be copied to be asked: {first_line(error)}") from None
     drawn: dict[str, Floats] = {}
     with torch.no_grad():
         for name, parameter in subject.named_parameters(recurse=False):

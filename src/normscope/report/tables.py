@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
-from rich.markup import escape
+from rich.markup import escape as escape_markup
 from rich.table import Table
 from rich.text import Text
 
@@ -135,3 +135,8 @@ def duration(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.1f} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
+def escape(name: str) -> str:
+    """A name from a checkpoint as a terminal may show it: no markup, no control characters."""
+    return escape_markup("".join(character if character.isprintable() else "�" for character in name))

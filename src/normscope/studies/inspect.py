@@ -1,6 +1,6 @@
 """What every norm of a model really is: its kind, the set that its outputs fill, and where real inputs land in it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,14 @@ NEAR_ZERO = 1e-3  # of the median |gain|
 FOREMOST = 5  # channels named of a direction
 OUTLINE = 256  # gains and lengths kept for pictures
 
-Progress = Callable[[Sequence[Any], str], Iterable[Any]]  # wraps what is gone through, with a word on what it is
+Progress = Callable[[Iterable[Any], str], Iterable[Any]]  # wraps what is gone through, with a word on what it is
 
 
 def inspect(
     model: nn.Module | str | Path | None = None,
     *,
     text: str | None = None,
-    batches: Sequence[Mapping[str, Tensor]] | None = None,
+    batches: Iterable[Mapping[str, Tensor]] | None = None,
     device: str = "cpu",
     dtype: str = "float32",
     progress: Progress = lambda things, _: things,
@@ -73,13 +73,17 @@ def inspect(
 
 
 def _land(
-    model: nn.Module, batches: Sequence[Mapping[str, Tensor]], inventory: Inventory, progress: Progress
+    model: nn.Module, batches: Iterable[Mapping[str, Tensor]], inventory: Inventory, progress: Progress
 ) -> dict[str, LandingGatherer]:
     """Run the model and gather the inputs of its norms, piece by piece."""
-    gatherers = {found.name: LandingGatherer(found.norm) for found in inventory.values() if found.norm is not None}
+    gatherers = {
+        found.name: LandingGatherer(found.norm, found.eps_place)
+        for found in inventory.values()
+        if found.norm is not None
+    }
     paths = {name: found.path for name, found in inventory.items() if name in gatherers and found.path is not None}
     with capture(model, norms=paths.values()) as captured:
-        for _ in run_in_pieces(model, progress(list(batches), "running the text")):
+        for _ in run_in_pieces(model, progress(batches, "running the text")):
             for name, path in paths.items():
                 given = captured.norms[path].input
                 if given is not None:
@@ -91,6 +95,10 @@ def _land(
 def _as_rows(given: Tensor, found: FoundNorm) -> Floats:
     """Inputs of a norm as rows of channels."""
     channels_last = given.movedim(found.axis, -1) if found.axis != -1 else given
+    if found.size not in np.cumprod(channels_last.shape[::-1]):  # one axis, or several that are normalized together
+        raise ValueError(
+            f"{found.name} must be given {found.size} channels, got an input of shape {tuple(given.shape)}"
+        )
     rows: Floats = channels_last.reshape(-1, found.size).double().cpu().numpy()
     return rows
 
@@ -101,8 +109,11 @@ def _geometry(found: FoundNorm, connections: Connections, landed: LandingGathere
     facts.update(
         name=found.name,
         kind=found.kind,
-        size=found.size,
+        size=found.size or None,
         gain_convention=found.gain_convention,
+        eps_place=found.eps_place,
+        axis=found.axis,
+        has_bias=found.has_bias,
         assumed=found.assumed,
         problem=found.problem,
         reads=connections.reads.get(found.name),
@@ -117,17 +128,16 @@ def _geometry(found: FoundNorm, connections: Connections, landed: LandingGathere
 
 
 def _facts(norm: Norm) -> dict[str, Any]:
-    gain, dead = norm.gain, norm.ellipsoid.dead_directions
+    gain, dead = norm.gain, norm.ellipsoid.dead_direction
     small = np.abs(gain) < NEAR_ZERO * np.median(np.abs(gain))
     return {
         "groups": norm.groups,
         "eps": norm.eps,
-        "has_bias": bool(norm.bias.any()),
         "dimension": norm.ellipsoid.dimension,
         "zero_gains": int(np.count_nonzero(gain == 0)),
         "near_zero_gains": int(np.count_nonzero(small & (gain != 0))),
         "negative_gains": int(np.count_nonzero(gain < 0)),
-        "dead_channels": _foremost(dead[:, 0]) if dead.shape[1] else None,
+        "dead_channels": None if dead is None else _foremost(dead),
     }
 
 

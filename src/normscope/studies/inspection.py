@@ -54,9 +54,11 @@ class NormGeometry:
 
     name: str
     kind: str  # layernorm, rmsnorm, lng, projection, affine, unknown
-    size: int
+    size: int | None  # None if only its use shows it
     groups: int | None
     eps: float | None
+    eps_place: str | None  # "inside" the root, "outside" it, or as a "floor"
+    axis: int  # of its input, that it normalizes
     has_bias: bool | None
     gain_convention: str | None  # "w", "1+w", None without a gain
     assumed: tuple[str, ...]  # what could not be observed, for example ("kind", "eps")

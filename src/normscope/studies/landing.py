@@ -18,11 +18,12 @@ POINTS = 400  # outputs kept for a picture
 class LandingGatherer:
     """Give it the inputs of a norm in pieces, then ask for the result."""
 
-    def __init__(self, norm: Norm, seed: int = 0) -> None:
+    def __init__(self, norm: Norm, eps_place: str | None = "inside", seed: int = 0) -> None:
         self._norm = norm
+        self._eps_place = eps_place
         self._projection = Norm(gain=np.ones(norm.size), scale=False, groups=norm.groups)
-        dead = norm.ellipsoid.dead_directions
-        self._dead = dead[:, 0] if dead.shape[1] else None
+        self._dead = norm.ellipsoid.dead_direction
+        self._origin: Floats | None = None  # the first input: sums of squares about it keep their digits
         self._inputs = 0
         self._sum = np.zeros(norm.size)
         self._squares = 0.0
@@ -39,17 +40,20 @@ class LandingGatherer:
         some = size > 0
         share = 1 - (rest[some] / size[some]) ** 2
         self._figures["ones_share"].add(np.clip(share, 0.0, 1.0))
-        risk = np.abs(x.mean(axis=1)) / np.where(x.std(axis=1) == 0, np.inf, x.std(axis=1))
+        risk = _mean_over_sigma(x.reshape(len(x), norm.groups, -1))
         self._figures["mean_over_sigma"].add(risk)
         self._highest = max(self._highest, float(risk.max(initial=0.0)))
         self._figures["rms_angle"].add(_angles(projected, x))
         if norm.scales:
-            self._figures["nearness"].add(norm.nearness(x).min(axis=-1))
+            self._figures["nearness"].add(self._nearness(x).min(axis=-1))
+        if self._origin is None and len(x):
+            self._origin = x[0]
         self._inputs += len(x)
-        self._sum += x.sum(axis=0)
-        self._squares += float(np.sum(x**2))
+        moved = x if self._origin is None else x - self._origin
+        self._sum += moved.sum(axis=0)
+        self._squares += float(np.sum(moved**2))
         if self._dead is not None:
-            along = x @ self._dead
+            along = moved @ self._dead
             self._along += float(along.sum())
             self._along_squares += float(np.sum(along**2))
         room = POINTS - sum(map(len, self._outputs))
@@ -77,6 +81,16 @@ class LandingGatherer:
             return None
         return (np.concatenate(self._outputs) - self._norm.bias) @ self._norm.ellipsoid.axes(3)
 
+    def _nearness(self, x: Floats) -> Floats:
+        """Of each group, with eps where the module has it: inside the root, outside it, or as a floor."""
+        if self._eps_place in (None, "inside"):
+            return self._norm.nearness(x)
+        projected = self._projection(x) if self._norm.projects else x
+        root = np.sqrt(np.mean(projected.reshape(len(x), self._norm.groups, -1) ** 2, axis=-1))
+        eps = self._norm.eps
+        nearness: Floats = root / (root + eps) if self._eps_place == "outside" else root / np.maximum(root, eps)
+        return nearness
+
     def _dead_variance(self) -> float | None:
         """Variance along the first dead direction over the mean variance of a channel; None without either."""
         n = self._inputs
@@ -84,6 +98,15 @@ class LandingGatherer:
         if self._dead is None or per_channel <= 0:
             return None
         return max(0.0, (self._along_squares - self._along**2 / n) / n) / per_channel
+
+
+def _mean_over_sigma(grouped: Floats) -> Floats:
+    """|mean|/σ of the worst group, (n,); for a constant that is not zero the largest float stands for infinity."""
+    mean, sigma = np.abs(grouped.mean(axis=-1)), grouped.std(axis=-1)
+    largest = np.finfo(float).max
+    risk = np.divide(mean, sigma, out=np.where(mean > 0, largest, 0.0), where=sigma > 0)
+    worst: Floats = np.minimum(risk, largest).max(axis=-1)
+    return worst
 
 
 class _Reservoir:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 
 from normscope.checks import Floats, as_floats, frozen
 from normscope.data import bundled_model
+from normscope.models.copies import silent_copy
 from normscope.models.examples import example_inputs
 from normscope.models.find import find
 from normscope.models.graph import LinearReader, ModelGraph, trace
@@ -45,7 +45,7 @@ class Witness:
 
     input: Floats = field(repr=False)
     attained: float  # the output of the model's own norm and layer
-    gap: float  # |bound − attained| / |bound|
+    gap: float  # |bound − attained| / |bound|; 0 where the difference is within rounding
 
 
 @dataclass(frozen=True)
@@ -201,6 +201,9 @@ def _layer_range(model: nn.Module, graph: ModelGraph, reader: LinearReader, norm
     bound = sign * float(farthest[row])
     x = driving_input(norm, sign * as_floats(weight[row], reader.weight_name))
     attained = _output(model, graph, reader, norm_name, row, x)
+    terms = float(np.sum(np.abs(norm.gain * as_floats(weight[row], reader.weight_name))))
+    rounding = np.finfo(float).eps * norm.size**1.5 * terms
+    short = abs(bound - attained)
     beyond = int(np.count_nonzero(farthest > FLOAT16_MAX))
     return LayerRange(
         **what,
@@ -211,7 +214,7 @@ def _layer_range(model: nn.Module, graph: ModelGraph, reader: LinearReader, norm
         worst_bound=bound,
         exceeds_float16=beyond > 0,
         rows_beyond_float16=beyond,
-        witness=Witness(frozen(x), attained, abs(bound - attained) / (abs(bound) or 1.0)),
+        witness=Witness(frozen(x), attained, short / abs(bound) if short > rounding else 0.0),
         lows=frozen(lows),
         highs=frozen(highs),
     )
@@ -283,7 +286,7 @@ def _output(model: nn.Module, graph: ModelGraph, reader: LinearReader, norm_name
 
 
 def _in_float64(module: nn.Module) -> nn.Module:
-    return deepcopy(module).double().cpu().eval()
+    return silent_copy(module).double().cpu()
 
 
 def _misfit(model: nn.Module, graph: ModelGraph, name: str, norm: Norm) -> str | None:

@@ -1,0 +1,130 @@
+"""Which keys can ever win: key i is selectable iff some query scores it strictly above all others.
+
+    ∃ q: q·kᵢ + bᵢ > q·kⱼ + bⱼ for all j ≠ i      iff      no weights λ ≥ 0 with Σλ = 1, Σλk = kᵢ, Σλb ≥ bᵢ exist
+
+without a bias: iff kᵢ is outside the convex hull of the others [1]. Either side of the "iff" is a certificate, and
+every answer carries one.
+
+[1] Brody et al., On the Expressivity Role of LayerNorm in Transformers' Attention, ACL Findings 2023.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normscope.checks import Floats, as_floats, frozen
+from normscope.separation.certificates import Certificates
+from normscope.separation.checking import first_fault, lifted
+from normscope.separation.solve import Solution, solve
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Selectable:
+    """Which keys can win, with a certificate for each."""
+
+    keys: Floats  # (..., n, d)
+    bias: Floats | None  # (..., n)
+    mask: NDArray[np.bool_]  # (..., n): some query prefers this key to all others strictly
+    degenerate: NDArray[np.bool_]  # (..., n): not shown with room to spare: twins, near ties, flat sets, open keys
+    certificates: Certificates
+
+    @property
+    def open(self) -> NDArray[np.bool_]:
+        """Keys of which nothing could be shown: their mask is False and they are degenerate."""
+        settled = np.zeros(self.mask.size, bool)
+        settled[self.certificates.query_keys] = True
+        settled[self.certificates.weight_keys] = True
+        return ~settled.reshape(self.mask.shape)
+
+    def check(self) -> bool:
+        """Whether every certificate holds, from the keys in double precision, by code that shares nothing with the
+        solver."""
+        return first_fault(self.keys, self.bias, self.mask, self.degenerate, self.certificates) is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Counts, and the least margin of the queries."""
+        finite = self.certificates.margins[np.isfinite(self.certificates.margins)]
+        return {
+            "shape": list(self.keys.shape),
+            "bias": self.bias is not None,
+            "keys": self.mask.size,
+            "selectable": int(self.mask.sum()),
+            "unselectable": len(self.certificates.weight_keys),
+            "degenerate": int(self.degenerate.sum()),
+            "open": int(self.open.sum()),
+            "least_margin": float(finite.min()) if len(finite) else None,
+            "largest_residual": float(self.certificates.residuals.max(initial=0.0)),
+        }
+
+    def __repr__(self) -> str:
+        size = f"{self.mask.size} keys of {self.keys.shape[-1]} channels"
+        if self.mask.ndim > 1:
+            size += f" in {self.mask.size // self.mask.shape[-1]} sets"
+        parts = [f"{int(self.mask.sum())} selectable", f"{len(self.certificates.weight_keys)} not"]
+        parts += [f"{int(self.degenerate.sum())} degenerate"] if self.degenerate.any() else []
+        parts += [f"{int(self.open.sum())} open"] if self.open.any() else []
+        return f"Selectable({size}: {', '.join(parts)})"
+
+
+def selectable(keys: Any, *, bias: Any = None) -> Selectable:
+    """Which of keys (n, d), or of each set in a batch (..., n, d), some query prefers to all others of its set.
+
+    With bias (..., n), key j scores q·kⱼ + bⱼ.
+
+    >>> result = selectable([[0, 0], [4, 0], [0, 4], [1, 1]])
+    >>> result
+    Selectable(4 keys of 2 channels: 3 selectable, 1 not)
+    >>> result.mask
+    array([ True,  True,  True, False])
+    >>> result.certificates[3].weights
+    array([0.5 , 0.25, 0.25])
+    >>> result.check()
+    True
+    """
+    vectors = as_floats(keys, "keys")
+    if vectors.ndim < 2 or 0 in vectors.shape:
+        raise ValueError(f"keys must have shape (..., n, d) with one or more of each, got shape {vectors.shape}")
+    shape = vectors.shape[:-1]
+    heights = None
+    if bias is not None:
+        heights = as_floats(bias, "bias")
+        if heights.shape != shape:
+            raise ValueError(f"bias must have one entry per key, shape {shape}, got {heights.shape}")
+        heights = frozen(heights)
+    vectors = frozen(vectors)
+    points = lifted(vectors, heights)
+    problems = points.reshape(-1, *points.shape[-2:])
+    return _assembled(vectors, heights, [solve(problem, heights is not None) for problem in problems])
+
+
+def _assembled(keys: Floats, bias: Floats | None, solutions: list[Solution]) -> Selectable:
+    count, channels = keys.shape[-2:]
+    queries = [
+        (number * count + key, *solution.queries[key])
+        for number, solution in enumerate(solutions)
+        for key in sorted(solution.queries)
+    ]
+    weights = [
+        (number * count + key, *solution.weights[key])
+        for number, solution in enumerate(solutions)
+        for key in sorted(solution.weights)
+    ]
+    certificates = Certificates(
+        shape=keys.shape[:-1],
+        query_keys=np.array([entry[0] for entry in queries], np.int64),
+        queries=np.array([entry[1] for entry in queries]).reshape(len(queries), -1)[:, :channels].copy()
+        if queries
+        else np.zeros((0, channels)),
+        margins=np.array([entry[2] for entry in queries]),
+        weight_keys=np.array([entry[0] for entry in weights], np.int64),
+        starts=np.cumsum([0, *(len(entry[1]) for entry in weights)], dtype=np.int64),
+        indices=np.concatenate([np.zeros(0, np.int64), *(entry[1] for entry in weights)]),
+        weights=np.concatenate([np.zeros(0), *(entry[2] for entry in weights)]),
+        residuals=np.array([entry[3] for entry in weights]),
+    )
+    mask = np.zeros(keys.shape[:-1], bool)
+    mask.reshape(-1)[certificates.query_keys] = True
+    degenerate = np.concatenate([solution.degenerate for solution in solutions]).reshape(mask.shape)
+    return Selectable(keys, bias, mask, degenerate, certificates)

@@ -1,0 +1,94 @@
+"""Certificates in a file, to be checked again without the solver.
+
+An .npz file of plain arrays: the keys (and their bias) with their SHA-256, the mask, and the certificates as
+`Certificates` holds them.
+"""
+
+import hashlib
+import io
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normscope.checks import Floats, as_floats, first_line
+from normscope.files import require_writable, write_whole
+from normscope.separation.certificates import Certificates
+from normscope.separation.checking import first_fault
+from normscope.separation.selectable import Selectable
+
+FORMAT = "normscope certificates 1"
+FLOATS = ("queries", "margins", "weights", "residuals")
+INTS = ("query_keys", "weight_keys", "starts", "indices")
+
+
+def save_certificates(result: Selectable, path: str | os.PathLike[str], *, force: bool = False) -> None:
+    """Write the keys and all their certificates to a file ending in .npz; an existing one is replaced only by force."""
+    target = Path(path)
+    require_writable(target, force=force, endings=(".npz",))
+    arrays: dict[str, NDArray[Any]] = {
+        "format": np.array(FORMAT),
+        "sha256": np.array(keys_digest(result.keys, result.bias)),
+        "keys": result.keys,
+        "mask": result.mask,
+        "degenerate": result.degenerate,
+        **{name: getattr(result.certificates, name) for name in FLOATS + INTS},
+    }
+    if result.bias is not None:
+        arrays["bias"] = result.bias
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)
+    write_whole(file.getvalue(), target)
+
+
+def verify_certificates(path: str | os.PathLike[str], keys: Any = None) -> tuple[bool, str]:
+    """Whether a file of certificates proves what it says, and of these keys if they are given; and why, or why not."""
+    try:
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        return False, f"{path} is not a readable .npz file: {first_line(error)}"
+    fault = _form_fault(arrays)
+    if fault is not None:
+        return False, fault
+    stored, bias = arrays["keys"], arrays.get("bias")
+    if str(arrays["sha256"]) != keys_digest(stored, bias):
+        return False, "the keys in the file are not those that were saved: their SHA-256 differs"
+    if keys is not None and keys_digest(as_floats(keys, "keys"), bias) != keys_digest(stored, bias):
+        return False, "the certificates are for other keys: their SHA-256 differs"
+    certificates = Certificates(arrays["mask"].shape, **{name: arrays[name] for name in FLOATS + INTS})
+    fault = first_fault(stored, bias, arrays["mask"], arrays["degenerate"], certificates)
+    if fault is not None:
+        return False, fault
+    wins, loses = len(certificates.query_keys), len(certificates.weight_keys)
+    rest = arrays["mask"].size - wins - loses
+    return True, f"{wins} keys shown selectable, {loses} unselectable" + (f", {rest} left open" if rest else "")
+
+
+def keys_digest(keys: Floats, bias: Floats | None) -> str:
+    """SHA-256 of the keys' shape and values, as little-endian float64, and of their bias."""
+    digest = hashlib.sha256(repr((keys.shape, bias is not None)).encode())
+    for part in (keys, bias):
+        if part is not None:
+            digest.update(np.ascontiguousarray(part, "<f8").tobytes())
+    return digest.hexdigest()
+
+
+def _form_fault(arrays: dict[str, NDArray[Any]]) -> str | None:
+    """What keeps the arrays from being read as certificates."""
+    if str(arrays.get("format")) != FORMAT:
+        return f"the file must say {FORMAT!r}, got {str(arrays.get('format'))!r}"
+    expected = {"keys": "f", "mask": "b", "degenerate": "b", "sha256": "U"}
+    expected |= dict.fromkeys(FLOATS, "f") | dict.fromkeys(INTS, "i") | ({"bias": "f"} if "bias" in arrays else {})
+    for name, kind in expected.items():
+        if name not in arrays or arrays[name].dtype.kind != kind:
+            return f"the file must hold an array {name!r} of kind {kind!r}"
+    keys = arrays["keys"]
+    if keys.ndim < 2 or 0 in keys.shape or not np.isfinite(keys).all():
+        return f"keys must be finite and of shape (..., n, d), got shape {keys.shape}"
+    if "bias" in arrays and (arrays["bias"].shape != keys.shape[:-1] or not np.isfinite(arrays["bias"]).all()):
+        return f"bias must be finite, one entry per key, got shape {arrays['bias'].shape}"
+    return None

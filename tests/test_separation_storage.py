@@ -1,0 +1,143 @@
+"""Certificates in a file: they come back, and nothing that was changed passes."""
+
+import numpy as np
+import pytest
+
+from normscope.separation.selectable import selectable
+from normscope.separation.storage import save_certificates, verify_certificates
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "biased"])
+def saved(request, tmp_path):
+    """A file of certificates of a batch with winners, losers and twins, and its keys."""
+    rng = np.random.default_rng(0)
+    keys = rng.normal(size=(2, 40, 3))
+    keys[1, 7] = keys[1, 8]
+    result = selectable(keys, bias=rng.normal(size=(2, 40)) if request.param else None)
+    path = tmp_path / "keys.npz"
+    save_certificates(result, path)
+    return path, keys
+
+
+def rewritten(path, **changes):
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files} | changes
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+
+
+def test_what_was_saved_verifies_with_and_without_the_keys(saved):
+    path, keys = saved
+    assert verify_certificates(path)[0]
+    ok, reason = verify_certificates(path, keys=keys)
+    assert ok
+    assert "keys shown selectable" in reason
+    assert [file.name for file in path.parent.iterdir()] == ["keys.npz"]
+
+
+def test_other_keys_are_noticed(saved):
+    path, keys = saved
+    ok, reason = verify_certificates(path, keys=keys + 1e-15)
+    assert not ok
+    assert "other keys" in reason
+
+
+def test_changed_keys_are_noticed(saved):
+    path, keys = saved
+    rewritten(path, keys=keys + 1.0)
+    assert verify_certificates(path) == (
+        False,
+        "the keys in the file are not those that were saved: their SHA-256 differs",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("queries", lambda x: -x, "does not prefer"),
+        ("queries", lambda x: np.where(np.arange(len(x))[:, None] == 3, 0.0, x), "does not prefer"),
+        ("queries", lambda x: x * np.nan, "must be finite"),
+        ("queries", lambda x: x[:, :2], "one query"),
+        ("margins", lambda x: 2 * x, "by less than its margin says"),
+        ("weights", lambda x: np.roll(x, 1), "do not reproduce"),
+        ("weights", lambda x: -x, "do not reproduce"),
+        ("residuals", lambda x: x + 1.0, "another residual"),
+        ("indices", lambda x: (x + 1) % 40, "do not reproduce"),
+        ("indices", lambda x: x + 40, "of their own problem"),
+        ("starts", lambda x: x + 1, "split up"),
+        ("query_keys", lambda x: x[::-1].copy(), "in the order of the keys"),
+        ("query_keys", lambda x: x - 1000, "in the order of the keys"),
+        ("mask", lambda x: ~x, "without a query"),
+        ("mask", lambda x: x & False, "although it has a query"),
+        ("mask", lambda x: x.ravel(), "must have shape"),
+        ("mask", lambda x: x.astype(int), "of kind 'b'"),
+        ("weights", lambda x: None, "must hold an array 'weights'"),
+        ("format", lambda x: np.array("something else"), "must say"),
+        ("sha256", lambda x: np.array("0" * 64), "SHA-256"),
+    ],
+)
+def test_any_change_to_a_certificate_is_noticed(saved, name, change, reason):
+    path, _ = saved
+    with np.load(path) as file:
+        changed = change(file[name])
+    rewritten(path, **{name: changed})
+    ok, why = verify_certificates(path)
+    assert not ok
+    assert reason in why
+
+
+def test_a_winner_cannot_pass_for_open_or_for_a_loser(saved):
+    path, _ = saved
+    with np.load(path) as file:
+        mask, queries, keys, margins = (file[name] for name in ("mask", "queries", "query_keys", "margins"))
+    hidden = mask.copy()
+    hidden.ravel()[keys[0]] = False
+    rewritten(path, mask=hidden, queries=queries[1:], query_keys=keys[1:], margins=margins[1:])
+    ok, why = verify_certificates(path)
+    assert not ok
+    assert "no certificate and is not marked degenerate" in why
+
+
+def test_a_damaged_or_missing_file_is_no_proof(saved):
+    path, _ = saved
+    whole = path.read_bytes()
+    for damage in (whole[:1000], b"", b"PK not a zip", whole[:400] + bytes(64) + whole[464:]):
+        path.write_bytes(damage)
+        ok, why = verify_certificates(path)
+        assert not ok
+        assert why
+    assert not verify_certificates(path.with_name("missing.npz"))[0]
+
+
+def test_a_pickle_is_never_opened(saved):
+    path, _ = saved
+    rewritten(path, margins=np.array([{"an": "object"}], dtype=object))
+    ok, why = verify_certificates(path)
+    assert not ok
+    assert "not a readable .npz file" in why
+
+
+def test_another_ending_is_refused(saved):
+    path, keys = saved
+    with pytest.raises(ValueError, match=r"must end in \.npz"):
+        save_certificates(selectable(keys), path.with_suffix(".bin"))
+
+
+def test_a_save_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(np, "savez", broken)
+    with pytest.raises(OSError, match="disk full"):
+        save_certificates(selectable([[1.0], [2.0]]), tmp_path / "keys.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_file_is_replaced_only_by_force(tmp_path):
+    file = tmp_path / "certificates.npz"
+    file.write_bytes(b"mine")
+    result = selectable(np.eye(3))
+    with pytest.raises(FileExistsError, match="exists: choose another name"):
+        save_certificates(result, file)
+    assert file.read_bytes() == b"mine"
+    save_certificates(result, file, force=True)
+    assert verify_certificates(file)[0]
