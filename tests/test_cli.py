@@ -9,6 +9,7 @@ import sys
 from importlib.resources import files
 
 import jsonschema
+import numpy as np
 import pytest
 import torch
 
@@ -309,3 +310,17 @@ def test_version_and_help():
     assert "inspect" in overview
     assert "ranges" in overview
     assert "axes" in run("bench", "--help").stdout
+
+
+def test_verify_checks_saved_certificates_again(tmp_path):
+    file = tmp_path / "certificates.npz"
+    normscope.save_certificates(normscope.selectable([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0], [1.0, 1.0]]), file)
+    done = run("verify", file, "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["holds"] is True
+    with np.load(file) as saved:
+        changed = dict(saved)
+    changed["mask"] = ~changed["mask"]
+    np.savez(file, **changed)
+    assert run("verify", file).returncode == 1
+    assert_refused(run("verify", tmp_path / "nowhere.npz"), "nowhere.npz: no such file")

@@ -136,6 +136,18 @@ def test_what_fits_no_member_is_unknown_with_the_failed_check(module, problem):
     assert re.search(problem, form.problem)
 
 
+def test_a_norm_whose_gain_is_a_matrix_is_unknown_and_not_passed_over():
+    class HeadNorm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2, 8))
+
+        def forward(self, x):
+            return x / rms(x) * self.weight
+
+    assert form_of(HeadNorm()).problem == "has parameters of shape (2, 8), not one vector"
+
+
 def test_a_norm_that_needs_more_than_one_tensor_is_unknown():
     class AdaptiveNorm(nn.Module):
         def __init__(self):

@@ -31,7 +31,7 @@ class FoundNorm:
 
     @property
     def kind(self) -> str:
-        """layernorm, rmsnorm, lng, projection, affine, or unknown."""
+        """layernorm, rmsnorm, lng, projection, or unknown."""
         return "unknown" if self.norm is None else self.norm.kind
 
 

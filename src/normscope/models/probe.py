@@ -57,10 +57,9 @@ def form_of(module: nn.Module) -> Form | None:
     >>> form.projects, form.scales, form.gain, form.gain_convention, form.eps, form.eps_place
     (False, True, 'weight', 'w', 1e-06, 'inside')
     """
-    shape = _channels(module)
+    shape, named = _channels(module), "norm" in type(module).__name__.lower()
     if shape is None:
-        return None
-    named = "norm" in type(module).__name__.lower()
+        return _without_one_vector(module) if named else None
     parametric = any(values.numel() > 1 and values.ndim == 1 for values in module.parameters(recurse=False))
     try:
         form = _probe(module, shape)
@@ -90,6 +89,17 @@ def _channels(module: nn.Module) -> tuple[int, ...] | None:
     if "norm" not in type(module).__name__.lower() and not any("eps" in key for key in vars(module)):
         return None
     return (1,) if any(True for _ in module.parameters(recurse=False)) else (_declared_channels(module) or ANY_WIDTH,)
+
+
+def _without_one_vector(module: nn.Module) -> Form | None:
+    """The form of a module that calls itself a norm and holds parameters, but no one vector of channels."""
+    own = list(module.parameters(recurse=False))
+    if not own or len(own) < len(list(module.parameters())) or any(is_lazy(parameter) for parameter in own):
+        return None
+    shapes = ", ".join(str(tuple(parameter.shape)) for parameter in own)
+    return Form(
+        max(parameter.numel() for parameter in own), problem=f"has parameters of shape {shapes}, not one vector"
+    )
 
 
 def _says_its_width(module: nn.Module) -> bool:

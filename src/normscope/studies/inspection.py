@@ -53,7 +53,7 @@ class NormGeometry:
     """One norm. What has no value is None: axes of an unbounded set or of a point, anything of an unknown norm."""
 
     name: str
-    kind: str  # layernorm, rmsnorm, lng, projection, affine, unknown
+    kind: str  # layernorm, rmsnorm, lng, projection, unknown
     size: int | None  # None if only its use shows it
     groups: int | None
     eps: float | None
