@@ -75,3 +75,8 @@ def test_norms_and_heads_are_captured_together():
         model(input_ids=torch.arange(8)[None], use_cache=False)
     assert captured.norms["h.0.ln_1"].output.shape == (1, 8, 16)
     assert captured.heads["h.0.attn"].query.shape == (1, 2, 8, 8)
+
+
+def test_one_name_instead_of_a_list_is_refused():
+    with pytest.raises(ValueError, match="norms must be True, False or a list of names, got the one name 'ln_f'"):
+        capture(nn.Sequential(nn.LayerNorm(4)), norms="ln_f")

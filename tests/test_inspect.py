@@ -150,3 +150,18 @@ def test_a_result_shows_as_a_table_in_a_notebook():
 def test_a_tiny_norm_of_each_dimension_is_inspected():
     model = nn.Sequential(*(nn.LayerNorm(size) for size in (2, 3, 4, 5)), nn.RMSNorm(1))
     assert [norm.dimension for norm in normscope.inspect(model).norms] == [1, 2, 3, 4, 1]
+
+
+def test_inputs_that_are_not_finite_name_their_norm():
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    nn.init.constant_(model[0].bias, float("inf"))
+    with pytest.raises(ValueError, match="the input of 1: x must be finite"):
+        normscope.inspect(model, batches=[{"input": torch.ones(1, 4)}])
+
+
+def test_a_ratio_beyond_all_floats_has_no_value():
+    model = nn.Sequential(nn.RMSNorm(3)).double()
+    model[0].weight.data = torch.tensor([1e-300, 1.0, 1e300], dtype=torch.float64)
+    (norm,) = normscope.inspect(model).norms
+    assert norm.anisotropy is None
+    assert norm.axis_max > 1e299

@@ -18,8 +18,8 @@ def as_floats(value: Any, name: str) -> Floats:
         value = value.detach().double().cpu().numpy()
     try:
         array = np.asarray(value)
-        if np.iscomplexobj(array):
-            raise TypeError("complex numbers")
+        if array.dtype.kind in "cmMSU":
+            raise TypeError(f"values of dtype {array.dtype}")
         array = array.astype(np.float64, copy=False)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} must be an array of real numbers, got {type(value).__name__}: {error}") from None

@@ -66,6 +66,10 @@ class capture:  # noqa: N801  (read as a verb: `with capture(model) as captured`
         self, model: nn.Module, norms: bool | Iterable[str] = True, heads: bool | Iterable[str] = False
     ) -> None:
         self._model = model
+        if isinstance(norms, str):
+            raise ValueError(
+                f"norms must be True, False or a list of names, got the one name {norms!r}: put it in a list"
+            )
         names = [name for name, found in find(model).items() if found.norm] if norms is True else list(norms or ())
         self.norms = {name: Activations() for name in names}
         self._attention = AttentionWatch(model, None if heads is True else heads) if heads else None

@@ -86,8 +86,12 @@ def _land(
         for _ in run_in_pieces(model, progress(batches, "running the text")):
             for name, path in paths.items():
                 given = captured.norms[path].input
-                if given is not None:
+                if given is None:
+                    continue
+                try:
                     gatherers[name].add(_as_rows(given, inventory[name]))
+                except ValueError as error:  # not finite, as where half precision overflows
+                    raise ValueError(f"the input of {name}: {error}") from None
             captured.clear()
     return gatherers
 
@@ -153,7 +157,7 @@ def _facts_of_axes(norm: Norm) -> dict[str, Any]:
         "axis_max": float(lengths[0]),
         "axis_median": float(np.median(lengths)),
         "axis_min": float(lengths[-1]),
-        "anisotropy": float(lengths[0] / lengths[-1]),
+        "anisotropy": _ratio(lengths[0], lengths[-1]),
         "participation_ratio": float(relative.sum() ** 2 / np.sum(relative**2)),
         "longest_axis_channels": _foremost(ellipsoid.axis(0)),
         "range_low": float(low.min()),
@@ -162,6 +166,13 @@ def _facts_of_axes(norm: Norm) -> dict[str, Any]:
         "range_high_channel": int(high.argmax()),
         "channel_ranges": np.stack([low, high], axis=1),
     }
+
+
+def _ratio(longest: float, shortest: float) -> float | None:
+    """None where it is beyond all floats."""
+    with np.errstate(over="ignore"):
+        ratio = float(np.float64(longest) / np.float64(shortest))
+    return ratio if np.isfinite(ratio) else None
 
 
 def _reach_of_unit_gain(norm: Norm) -> float:
