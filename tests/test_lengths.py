@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normscope import Norm
-from normscope.geometry.secular import compiled
+from normscope.compiled import compiled
 from oracles import dense_lengths
 from strategies import FLAGS, gains, norms, seeds
 

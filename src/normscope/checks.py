@@ -15,7 +15,7 @@ def as_floats(value: Any, name: str) -> Floats:
     array([1., 2.])
     """
     if hasattr(value, "detach"):  # a torch tensor, bfloat16 and device tensors included
-        value = value.detach().double().cpu().numpy()
+        value = value.detach().cpu().double().numpy()  # some devices have no float64
     try:
         array = np.asarray(value)
         if array.dtype.kind in "cmMSU":

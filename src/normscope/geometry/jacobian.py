@@ -13,7 +13,7 @@ which cancels nowhere, so bisection on that count finds small values as accurate
 import numpy as np
 
 from normscope.checks import Floats
-from normscope.geometry.secular import compiled
+from normscope.compiled import compiled
 from normscope.norm import Norm
 
 NEGLIGIBLE = 1e-60  # a gain this small beside the largest of its group counts as zero: its square would underflow

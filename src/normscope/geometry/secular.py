@@ -13,14 +13,12 @@ Steps follow the middle way of Li [1], which models f by its two neighbouring po
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from normscope.checks import Floats
+from normscope.compiled import compiled
 
 TERMS = 20
 REACH = 3.0  # poles this many half-widths from the middle are far: 20 Chebyshev terms err by (3 + √8)^-20 = 5e-16
@@ -37,18 +35,6 @@ _NODES_TO_CHEBYSHEV[0] *= 0.5
 _CHEBYSHEV_TO_POWERS = np.zeros((TERMS, TERMS))
 for _k in range(TERMS):
     _CHEBYSHEV_TO_POWERS[: _k + 1, _k] = np.polynomial.chebyshev.cheb2poly([0.0] * _k + [1.0])
-
-
-def compiled(function: Callable[..., Any]) -> Any:
-    """Compile with numba, kept on disk where a place can be written, for this process alone where none can.
-
-    Sums may be reordered to fill vector registers; NaN and infinity keep their meaning.
-    """
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # no folder for the cache, as in a read-only installation without a home
-        return numba.njit(**options)(function)
 
 
 @compiled

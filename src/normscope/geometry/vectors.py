@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.checks import Floats
-from normscope.geometry.secular import compiled
+from normscope.compiled import compiled
 
 Indices = NDArray[np.int64]
 

@@ -109,7 +109,7 @@ def _found(path: str, kind: str, form: Form, parameter: Callable[[str, str], tup
     name, gain, bias = path, None, None
     if form.gain is not None:
         name, values = parameter(path, form.gain)
-        gain = values.detach().double().reshape(-1) + (1.0 if form.gain_convention == "1+w" else 0.0)
+        gain = values.detach().cpu().double().reshape(-1) + (1.0 if form.gain_convention == "1+w" else 0.0)
     if form.bias is not None:
         bias = parameter(path, form.bias)[1].detach().reshape(-1)
     try:

@@ -17,7 +17,7 @@ from normscope.studies.ranges import Ranges
 
 GEOMETRY_CAPTION = (
     "dim: dimension of the set that the outputs fill; longest, median, shortest: its semi-axes; "
-    "particip.: how many of them carry the spread; zeros, neg: gains"
+    "particip.: how many of them carry the spread; zeros, neg: gains; *: assumed from names"
 )
 LANDING_CAPTION = (
     "medians over all inputs; nearness: 1 is on the surface; along 1: share of |x|² that projection removes; "

@@ -5,7 +5,7 @@ G is the Gram matrix of the points (y, 1), so that the point of their affine hul
 
 import math
 
-from normscope.geometry.secular import compiled
+from normscope.compiled import compiled
 
 
 @compiled

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.checks import Floats
-from normscope.geometry.secular import compiled
+from normscope.compiled import compiled
 from normscope.separation.certificates import Ints
 from normscope.separation.triangular import affine_weights, append_column, remove_column
 

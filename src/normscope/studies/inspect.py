@@ -100,10 +100,8 @@ def _as_rows(given: Tensor, found: FoundNorm) -> Floats:
     """Inputs of a norm as rows of channels."""
     channels_last = given.movedim(found.axis, -1) if found.axis != -1 else given
     if found.size not in np.cumprod(channels_last.shape[::-1]):  # one axis, or several that are normalized together
-        raise ValueError(
-            f"{found.name} must be given {found.size} channels, got an input of shape {tuple(given.shape)}"
-        )
-    rows: Floats = channels_last.reshape(-1, found.size).double().cpu().numpy()
+        raise ValueError(f"{found.size} channels are expected, got an input of shape {tuple(given.shape)}")
+    rows: Floats = channels_last.reshape(-1, found.size).cpu().double().numpy()
     return rows
 
 
