@@ -23,7 +23,7 @@ def geometry_picture(inspection: Inspection) -> "Figure":
         raise ValueError(
             "a picture needs a norm whose outputs fill a bounded set of dimension 3 or more, and there is none"
         )
-    figure = _new_figure(width=11.5, height=4.8)
+    figure = new_figure(width=11.5, height=4.8)
     draw_ellipsoid(figure.add_subplot(1, 2, 1, projection="3d"), drawable[0])
     lengths = figure.add_subplot(1, 2, 2)
     draw_lengths(lengths, drawable)
@@ -78,7 +78,7 @@ def _profile(norm: NormGeometry) -> Profile:
 
 def growth_picture(result: AxesBenchmark) -> "Figure":
     """Time for all semi-axes against N, with the dense solver where it was run."""
-    figure = _new_figure(width=6.5, height=4.5)
+    figure = new_figure(width=6.5, height=4.5)
     ax = figure.add_subplot()
     sizes = [point.size for point in result.growth]
     ax.loglog(sizes, [point.distinct_seconds for point in result.growth], "o-", label="normscope, all gains distinct")
@@ -93,7 +93,8 @@ def growth_picture(result: AxesBenchmark) -> "Figure":
     return figure
 
 
-def _new_figure(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure of a size in inches, laid out so that nothing overlaps."""
     from matplotlib.figure import Figure  # not pyplot: no display, no global state
 
     return Figure(figsize=(width, height), dpi=150, layout="constrained")

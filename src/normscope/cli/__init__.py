@@ -1,0 +1,51 @@
+"""The command line: arguments and exit codes, nothing else.
+
+0: done; 1: a check that was run did not hold; 2: bad input, said in one line; 141 in a shell: whoever read the output
+stopped reading, as `| head` does (the process ends by SIGPIPE, as other tools do).
+"""
+
+import io
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+import normscope
+from normscope.cli.bench import bench
+from normscope.cli.inspect import inspect
+from normscope.cli.options import printable
+from normscope.cli.ranges import ranges
+from normscope.cli.verify import verify
+
+app = typer.Typer(
+    help="What the normalization layers of a neural network really do.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (inspect, ranges, verify):
+    app.command()(command)
+app.add_typer(bench, name="bench")
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    if version:
+        print(normscope.__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the application; what a user can put right becomes one line and exit code 2."""
+    if hasattr(signal, "SIGPIPE"):  # not on Windows
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
+    try:
+        app(prog_name="normscope")
+    except (ValueError, OSError) as error:
+        print(f"normscope: {printable(str(error))}", file=sys.stderr)
+        sys.exit(2)

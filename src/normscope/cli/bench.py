@@ -1,0 +1,45 @@
+"""normscope bench: one command for each measurement."""
+
+from typing import Annotated
+
+import typer
+
+from normscope.cli.options import (
+    ForceFlag,
+    JsonFlag,
+    PictureOption,
+    picture_of,
+    require_picture,
+    show,
+    tell_written,
+    write,
+)
+
+bench = typer.Typer(help="Measure normscope against what you would use instead.", no_args_is_help=True)
+
+
+@bench.command("axes")
+def bench_axes(
+    json: JsonFlag = False,
+    picture: PictureOption = None,
+    force: ForceFlag = False,
+    size: Annotated[list[int] | None, typer.Option(help="N to compare at; may be repeated.", min=2)] = None,
+) -> None:
+    """Semi-axes and axes of a LayerNorm, against torch.linalg.eigvalsh and eigh (about five minutes)."""
+    require_picture(picture, force)
+    from normscope.benchmarks.axes import SIZES, run
+    from normscope.report.pictures import growth_picture
+
+    result = run(size or SIZES)
+    contents = picture_of(picture, lambda: growth_picture(result))
+    write(contents)
+    show(result, json)
+    tell_written(contents)
+
+
+@bench.command("inspect")
+def bench_inspect(json: JsonFlag = False) -> None:
+    """A checkpoint of 70B shape, inspected without loading it: CPU time and peak memory of a new process."""
+    from normscope.benchmarks.inspect import run
+
+    show(run(), json)

@@ -1,0 +1,18 @@
+"""normscope ranges"""
+
+import sys
+
+import typer
+
+from normscope.cli.options import JsonFlag, ModelArgument, show
+
+
+def ranges(model: ModelArgument = None, json: JsonFlag = False) -> None:
+    """The exact output range of every linear layer that reads a norm, over all inputs, from weights alone."""
+    from normscope.studies.ranges import ranges as study
+
+    result = study(model)
+    show(result, json)
+    if not result.verified:
+        print("normscope: an input that should approach its bound did not; see the gaps", file=sys.stderr)
+        raise typer.Exit(1)
