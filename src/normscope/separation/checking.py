@@ -114,15 +114,10 @@ def residuals(keys: Floats, biased: bool, rows: Ints, starts: Ints, indices: Int
     return Residuals(_lengths(missing, exponents), right, tolerance * _lengths(widest[None], exponents)[0])
 
 
-def _faults(
-    keys: Floats,
-    bias: Floats | None,
-    mask: NDArray[np.bool_],
-    degenerate: NDArray[np.bool_],
-    certificates: Certificates,
+def form_faults(
+    keys: Floats, mask: NDArray[np.bool_], degenerate: NDArray[np.bool_], certificates: Certificates
 ) -> Iterator[str]:
-    """To be asked for the first only: each check relies on those before it."""
-    count = keys.shape[-2]
+    """Whether there is one certificate of the right kind for every verdict, before any of them is looked at."""
     yield from _shape_faults(keys, mask, degenerate, certificates)
     wins, loses = np.zeros(mask.size, bool), np.zeros(mask.size, bool)
     wins[certificates.query_keys], loses[certificates.weight_keys] = True, True
@@ -133,21 +128,33 @@ def _faults(
         ("has no certificate and is not marked degenerate", ~wins & ~loses & ~degenerate.ravel()),
     ):
         if wrong.any():
-            yield f"key {_place(np.flatnonzero(wrong)[0], mask.shape)} {name}"
+            yield f"key {place_of(np.flatnonzero(wrong)[0], mask.shape)} {name}"
+
+
+def _faults(
+    keys: Floats,
+    bias: Floats | None,
+    mask: NDArray[np.bool_],
+    degenerate: NDArray[np.bool_],
+    certificates: Certificates,
+) -> Iterator[str]:
+    """To be asked for the first only: each check relies on those before it."""
+    count = keys.shape[-2]
+    yield from form_faults(keys, mask, degenerate, certificates)
     matrices = lifted(keys, bias).reshape(-1, count, keys.shape[-1] + (bias is not None))
     for number, matrix in enumerate(matrices):
-        rows = _rows_of(certificates.query_keys, number, count)
+        rows = rows_of(certificates.query_keys, number, count)
         queries = certificates.queries[rows]
         queries = queries if bias is None else np.column_stack([queries, np.ones(len(queries))])
         found = margins(matrix, certificates.query_keys[rows] - number * count, queries)
         if not found.proven.all():
             key = certificates.query_keys[rows][~found.proven][0]
-            yield f"the query of key {_place(key, mask.shape)} does not prefer it to all others"
+            yield f"the query of key {place_of(key, mask.shape)} does not prefer it to all others"
         claimed = certificates.margins[rows] <= found.least + 2 * found.rounding
         if not claimed.all():
             key = certificates.query_keys[rows][~claimed][0]
-            yield f"the query of key {_place(key, mask.shape)} prefers it by less than its margin says"
-        rows = _rows_of(certificates.weight_keys, number, count)
+            yield f"the query of key {place_of(key, mask.shape)} prefers it by less than its margin says"
+        rows = rows_of(certificates.weight_keys, number, count)
         starts = certificates.starts[rows.start : rows.stop + 1]
         entries = slice(starts[0], starts[-1])
         reproduced = residuals(
@@ -160,11 +167,11 @@ def _faults(
         )
         if not reproduced.right.all():
             key = certificates.weight_keys[rows][~reproduced.right][0]
-            yield f"the weights of key {_place(key, mask.shape)} do not reproduce it"
+            yield f"the weights of key {place_of(key, mask.shape)} do not reproduce it"
         claimed = np.abs(certificates.residuals[rows] - reproduced.length) <= reproduced.rounding
         if not claimed.all():
             key = certificates.weight_keys[rows][~claimed][0]
-            yield f"the weights of key {_place(key, mask.shape)} leave another residual than they say"
+            yield f"the weights of key {place_of(key, mask.shape)} leave another residual than they say"
 
 
 def _centred(keys: Floats) -> tuple[Floats, Ints]:
@@ -229,11 +236,11 @@ def _shape_faults(
         yield "queries and weights must be finite"
 
 
-def _rows_of(numbers: Ints, problem: int, count: int) -> slice:
+def rows_of(numbers: Ints, problem: int, count: int) -> slice:
     """Which of the ascending key numbers belong to one problem."""
     start, stop = np.searchsorted(numbers, [problem * count, (problem + 1) * count])
     return slice(int(start), int(stop))
 
 
-def _place(key: int, shape: tuple[int, ...]) -> str:
+def place_of(key: int, shape: tuple[int, ...]) -> str:
     return ", ".join(str(entry) for entry in np.unravel_index(int(key), shape))

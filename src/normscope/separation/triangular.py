@@ -44,21 +44,28 @@ def remove_column(factor, size, gone):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def solve_gram(factor, size, vector):  # type: ignore[no-untyped-def]
+    """vector ← G⁻¹ vector."""
+    for a in range(size):
+        entry = vector[a] / factor[a, a]
+        vector[a] = entry
+        for b in range(a + 1, size):
+            vector[b] -= factor[a, b] * entry
+    for a in range(size - 1, -1, -1):
+        entry = vector[a]
+        for b in range(a + 1, size):
+            entry -= factor[a, b] * vector[b]
+        vector[a] = entry / factor[a, a]
+
+
+@compiled
 def affine_weights(factor, size, weights):  # type: ignore[no-untyped-def]
     """weights ∝ G⁻¹1, with sum 1."""
     for a in range(size):
         weights[a] = 1.0
-    for a in range(size):
-        entry = weights[a] / factor[a, a]
-        weights[a] = entry
-        for b in range(a + 1, size):
-            weights[b] -= factor[a, b] * entry
+    solve_gram(factor, size, weights)
     total = 0.0
-    for a in range(size - 1, -1, -1):
-        entry = weights[a]
-        for b in range(a + 1, size):
-            entry -= factor[a, b] * weights[b]
-        weights[a] = entry / factor[a, a]
+    for a in range(size):
         total += weights[a]
     for a in range(size):
         weights[a] /= total

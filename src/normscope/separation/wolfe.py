@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 from normscope.checks import Floats
 from normscope.compiled import compiled
 from normscope.separation.certificates import Ints
+from normscope.separation.scores import LANES, SHORT, contains, dot, find, least_of, score_all, shortlist
 from normscope.separation.triangular import affine_weights, append_column, remove_column
 
 Singles = NDArray[np.float32]
 
-LANES = 128  # points side by side in a tile
-SHORT = 32  # length of the short list
 MOST_STEPS = 2000
 ZERO = 1e-9  # |x| over the longest point, at which x is 0 or the key is a near tie
 CLEAR = 1e-8  # margin over |x| times the longest point, at which the search can stop
@@ -127,7 +126,7 @@ def _nearest_point(cloud, known, active, i, rival):  # type: ignore[no-untyped-d
             stage = 1
             lowest = _lowest_of_all(cloud, known, active, i, length)
         # If the lowest is active, x is the nearest point of the whole hull, as far as rounding lets see.
-        if lowest == DONE or _contains(active.names, used, lowest):
+        if lowest == DONE or contains(active.names, used, lowest):
             return SEPARATED, used
         used = _join(cloud, active, used, i, lowest)
         if used < 0:
@@ -145,8 +144,8 @@ def _join(cloud, active, used, i, j):  # type: ignore[no-untyped-def]
     for k in range(size):
         difference[k] = cloud.ray[k] if j == len(cloud.points) else cloud.points[j, k] - cloud.points[i, k]
     for b in range(used):
-        active.products[b] = 1.0 + _dot(active.differences[b], difference)
-    if not append_column(active.factor, used, active.products, 1.0 + _dot(difference, difference)):
+        active.products[b] = 1.0 + dot(active.differences[b], difference)
+    if not append_column(active.factor, used, active.products, 1.0 + dot(difference, difference)):
         return -1
     active.names[used], active.weights[used] = j, 0.0
     return used + 1
@@ -156,11 +155,11 @@ def _join(cloud, active, used, i, j):  # type: ignore[no-untyped-def]
 def _lowest_nearby(cloud, active, used, i, length):  # type: ignore[no-untyped-def]
     """The ray if it is too low, or the lowest of the short list if it is below key i."""
     ray = len(cloud.points)
-    if cloud.asks_ray and not _ray_is_clear(cloud, active, length) and not _contains(active.names, used, ray):
+    if cloud.asks_ray and not _ray_is_clear(cloud, active, length) and not contains(active.names, used, ray):
         return ray
-    lowest, best = NONE, _dot(active.x, cloud.points[i]) - 1e-13 * length * cloud.longest
+    lowest, best = NONE, dot(active.x, cloud.points[i]) - 1e-13 * length * cloud.longest
     for a in range(active.short_length[0]):
-        score = _dot(active.x, cloud.points[active.short[a]])
+        score = dot(active.x, cloud.points[active.short[a]])
         if score < best:
             best, lowest = score, active.short[a]
     return lowest
@@ -169,31 +168,31 @@ def _lowest_nearby(cloud, active, used, i, length):  # type: ignore[no-untyped-d
 @compiled
 def _lowest_known(cloud, known, active, i, length):  # type: ignore[no-untyped-def]
     """The lowest of the points known to be extreme, if it is clearly below key i."""
-    limit = _dot(active.x, cloud.points[i]) - _error(cloud, active, length)
-    least = _score_all(known.tiles, active.single, known.filled[0], active.scores)
+    limit = dot(active.x, cloud.points[i]) - _error(cloud, active, length)
+    least = score_all(known.tiles, active.single, known.filled[0], active.scores)
     if not least < limit:
         return NONE
-    length_of_list = _shortlist(active.scores, known.filled[0], limit, least, active.short)
+    length_of_list = shortlist(active.scores, known.filled[0], limit, least, active.short)
     for a in range(length_of_list):
         active.short[a] = known.names[active.short[a]]
     active.short_length[0] = length_of_list
-    return known.names[_find(active.scores, least)]
+    return known.names[find(active.scores, least)]
 
 
 @compiled
 def _lowest_of_all(cloud, known, active, i, length):  # type: ignore[no-untyped-def]
     """The lowest of all other points; DONE if all of them are clearly above key i."""
     points, scores, count = cloud.points, active.scores, len(cloud.points)
-    own, error = _dot(active.x, points[i]), _error(cloud, active, length)
-    _score_all(cloud.tiles, active.single, count, scores)
+    own, error = dot(active.x, points[i]), _error(cloud, active, length)
+    score_all(cloud.tiles, active.single, count, scores)
     scores[i] = np.inf
-    least = _least(scores, count)
+    least = least_of(scores, count)
     if least < own - error:
-        lowest = _find(scores, least)
-        active.short_length[0] = _shortlist(scores, count, own - error, least, active.short)
+        lowest = find(scores, least)
+        active.short_length[0] = shortlist(scores, count, own - error, least, active.short)
         if not known.is_known[lowest] and (not cloud.asks_ray or _ray_is_clear(cloud, active, length)):
             scores[i], scores[lowest] = own, np.inf
-            if _least(scores, count) - least > 2 * error:
+            if least_of(scores, count) - least > 2 * error:
                 _learn(cloud, known, lowest)
                 known.witnesses[lowest] = active.x
         return lowest
@@ -203,7 +202,7 @@ def _lowest_of_all(cloud, known, active, i, length):  # type: ignore[no-untyped-
     lowest, best = NONE, np.inf
     for j in range(count):
         if j != i and scores[j] <= least + 2 * error:
-            score = _dot(active.x, points[j])
+            score = dot(active.x, points[j])
             if score < best:
                 best, lowest = score, j
     return DONE if best - own > clear else lowest
@@ -211,7 +210,7 @@ def _lowest_of_all(cloud, known, active, i, length):  # type: ignore[no-untyped-
 
 @compiled
 def _ray_is_clear(cloud, active, length):  # type: ignore[no-untyped-def]
-    return _dot(active.x, cloud.ray) > CLEAR * length * cloud.longest
+    return dot(active.x, cloud.ray) > CLEAR * length * cloud.longest
 
 
 @compiled
@@ -267,74 +266,4 @@ def _combine(differences, weights, used, x):  # type: ignore[no-untyped-def]
     for a in range(used):
         for k in range(len(x)):
             x[k] += weights[a] * differences[a, k]
-    return math.sqrt(_dot(x, x))
-
-
-@compiled
-def _dot(a, b):  # type: ignore[no-untyped-def]
-    total = 0.0
-    for k in range(len(a)):
-        total += a[k] * b[k]
-    return total
-
-
-@compiled
-def _contains(names, used, j):  # type: ignore[no-untyped-def]
-    place = 0
-    while place < used and names[place] != j:
-        place += 1
-    return place < used
-
-
-@compiled
-def _score_all(tiles, x, count, scores):  # type: ignore[no-untyped-def]
-    """scores[j] = x·zⱼ for the first count points, in single precision; the least of them."""
-    for tile in range((count + LANES - 1) // LANES):
-        block = tiles[tile]
-        out = scores[tile * LANES : (tile + 1) * LANES]
-        for lane in range(LANES):
-            out[lane] = x[0] * block[0, lane] + x[1] * block[1, lane] + x[2] * block[2, lane] + x[3] * block[3, lane]
-        for k in range(4, tiles.shape[1], 4):
-            a, b, c, d = x[k], x[k + 1], x[k + 2], x[k + 3]
-            for lane in range(LANES):
-                out[lane] += (
-                    a * block[k, lane] + b * block[k + 1, lane] + c * block[k + 2, lane] + d * block[k + 3, lane]
-                )
-    return _least(scores, count)
-
-
-@compiled
-def _least(scores, count):  # type: ignore[no-untyped-def]
-    # Lane by lane first: one running minimum would not fill vector registers.
-    lanes = np.full(LANES, np.inf, np.float32)
-    whole = count // LANES * LANES
-    for start in range(0, whole, LANES):
-        for lane in range(LANES):
-            lanes[lane] = min(lanes[lane], scores[start + lane])
-    for j in range(whole, count):
-        lanes[j - whole] = min(lanes[j - whole], scores[j])
-    least = lanes[0]
-    for lane in range(1, LANES):
-        least = min(least, lanes[lane])
-    return least
-
-
-@compiled
-def _find(scores, value):  # type: ignore[no-untyped-def]
-    j = 0
-    while scores[j] != value:
-        j += 1
-    return j
-
-
-@compiled
-def _shortlist(scores, count, limit, least, short):  # type: ignore[no-untyped-def]
-    """Points lowest along x, roughly: some of those in the lower three quarters between least and limit."""
-    cut, length = np.float32(limit + 0.25 * (least - limit)), 0
-    for j in range(count):
-        if scores[j] < cut:
-            short[length] = j
-            length += 1
-            if length == SHORT:
-                break
-    return length
+    return math.sqrt(dot(x, x))
