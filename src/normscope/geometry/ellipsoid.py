@@ -48,6 +48,11 @@ class BallImage(ABC):
         return len(self.center)
 
     @property
+    def parts(self) -> int:
+        """How many ellipsoids it is made of: the groups of the norm."""
+        return len(self._factors)
+
+    @property
     @abstractmethod
     def dimension(self) -> int:
         """Dimension of the flat that it spans."""

@@ -12,8 +12,8 @@ Keep a few active rivals and the λ that is best among them. On their affine hul
     y = √(1 − |h|²)·x₀/|x₀| + h
 
 there; it has none if |h| ≥ 1, and falls for ever along h. Weights go that way until one of them is used up, and its
-rival leaves. When none has to, the rival that y beats by least joins them. φ falls with every step, and a set of
-rivals has one best λ, so no set comes twice.
+rival leaves. When none has to, the rival that y beats by least joins them, in exchange for another if they are r + 1
+already. φ falls with every step, and a set of rivals has one best λ, so no set comes twice.
 """
 
 import math
@@ -54,6 +54,7 @@ class Room(NamedTuple):
     nearest: Floats  # λ of x₀
     falling: Floats  # the direction of h among the weights
     products: Floats
+    incoming: Floats  # a of a newcomer
     x: Floats  # x₀
     h: Floats
     y: Floats
@@ -76,8 +77,8 @@ def reach(rivals: Rivals, queue: Ints, first: Ints) -> tuple[Ints, Floats, Ints,
 
     >>> line = rivals_of(np.array([[0.0], [1.0], [2.0]]), np.array([0.0, 0.0, -5.0]))
     >>> status, y, supports, weights = reach(line, np.array([1, 2]), np.array([0, 0]))
-    >>> status, y[0], supports[1, 0]
-    (array([1, 0]), array([1.]), np.int64(1))
+    >>> status, y[0], supports[1], weights[1]
+    (array([1, 0]), array([1.]), array([ 0, -1, -1]), array([1., 0., 0.]))
     """
     answers: tuple[Ints, Floats, Ints, Floats] = _reach(rivals, queue, first)
     return answers
@@ -99,6 +100,7 @@ def _reach(rivals, queue, first):  # type: ignore[no-untyped-def]
         np.zeros(size + 2),
         np.zeros(size + 2),
         np.zeros(size + 2),
+        np.zeros(size),
         np.zeros(size),
         np.zeros(size),
         np.zeros(size),
@@ -137,20 +139,47 @@ def _reach_one(rivals, room, i, rival):  # type: ignore[no-untyped-def]
 
 @compiled
 def _join(rivals, room, used, i, j):  # type: ignore[no-untyped-def]
-    """Make rival j active; −1 if it depends on those that are."""
-    size = len(room.x)
-    if used > size:
-        return -1
-    difference = room.differences[used]
+    """Make rival j active, in exchange for another if it depends on those that are; −1 if that fails."""
+    size, difference = len(room.x), room.incoming
     for k in range(size):
         difference[k] = rivals.points[i, k] - rivals.points[j, k]
-    for b in range(used):
-        room.products[b] = 1.0 + dot(room.differences[b], difference)
-    if not append_column(room.factor, used, room.products, 1.0 + dot(difference, difference)):
-        return -1
-    room.names[used], room.weights[used] = j, 0.0
+    weight = 0.0
+    if used > size or not _append(room, used, difference):
+        used, weight = _exchange(room, used, difference)
+        if used < 0 or not _append(room, used, difference):
+            return -1
+    for k in range(size):
+        room.differences[used, k] = difference[k]
+    room.names[used], room.weights[used] = j, weight
     room.heights[used] = rivals.heights[i] - rivals.heights[j]
     return used + 1
+
+
+@compiled
+def _append(room, used, difference):  # type: ignore[no-untyped-def]
+    for b in range(used):
+        room.products[b] = 1.0 + dot(room.differences[b], difference)
+    return append_column(room.factor, used, room.products, 1.0 + dot(difference, difference))
+
+
+@compiled
+def _exchange(room, used, difference):  # type: ignore[no-untyped-def]
+    """Move weight to a newcomer Σμa, Σμ = 1, until a rival has none left and leaves; how much was moved.
+
+    x stays where it is, and Σλb falls, because y beats the newcomer by less than the active rivals.
+    """
+    for b in range(used):
+        room.products[b] = 1.0 + dot(room.differences[b], difference)
+    solve_gram(room.factor, used, room.products)
+    moved, gone = np.inf, -1
+    for a in range(used):
+        if room.products[a] > NOTHING and room.weights[a] / room.products[a] < moved:
+            moved, gone = room.weights[a] / room.products[a], a
+    if gone < 0:
+        return -1, 0.0
+    for a in range(used):
+        room.weights[a] = max(0.0, room.weights[a] - moved * room.products[a])
+    return _leave(room, used, gone), moved
 
 
 @compiled
@@ -207,10 +236,11 @@ def _towards_best(rivals, room, used):  # type: ignore[no-untyped-def]
     along = upright / distance if distance > FLAT * rivals.longest else 0.0
     for k in range(len(room.y)):
         room.y[k] = along * room.x[k] + room.h[k]
-    length = math.sqrt(dot(room.y, room.y))
-    if length > 1.0 - 1e-14:
+    # Inside the ball beyond doubt, so that whoever adds up its squares agrees.
+    length, most = math.sqrt(dot(room.y, room.y)), 1.0 - (len(room.y) + 8) * 2.0**-51
+    if length > most:
         for k in range(len(room.y)):
-            room.y[k] *= (1.0 - 1e-14) / length
+            room.y[k] *= most / length
     return True, distance / upright
 
 

@@ -3,6 +3,11 @@
     a query q       q·kᵢ + bᵢ > q·kⱼ + bⱼ for all j ≠ i                      key i can win
     weights λ ≥ 0   Σλⱼ = 1, Σλⱼkⱼ = kᵢ, Σλⱼbⱼ ≥ bᵢ over j ≠ i               whatever the query, key i never wins alone
 
+and if queries must be c + Ay with |y| ≤ 1, with x = kᵢ − Σλⱼkⱼ,
+
+    y               |y| ≤ 1, and q = c + Ay as above                          key i can win
+    weights λ ≥ 0   Σλⱼ = 1, |Aᵀx| + c·x + bᵢ − Σλⱼbⱼ ≤ 0                      no such query lets key i win
+
 Those of a whole batch are kept in flat arrays, which are also what a file of certificates holds.
 """
 
@@ -16,6 +21,7 @@ from numpy.typing import NDArray
 from normscope.checks import Floats
 
 Ints = NDArray[np.int64]
+Reach = tuple[Floats, Floats]  # A (d, r) and c (d,) of the queries c + Ay, |y| ≤ 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +30,7 @@ class Query:
 
     query: Floats
     margin: float
+    coordinates: Floats | None = None  # y of a reachable query c + Ay, |y| ≤ 1; None where any query may be asked
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +39,9 @@ class Weights:
 
     indices: Ints
     weights: Floats
-    residual: float  # |Σλk − kᵢ|, with what Σλb lacks of bᵢ as one more entry where there is a bias
+    # |Σλk − kᵢ|, with what Σλb lacks of bᵢ as one more entry where there is a bias; where queries must be reachable,
+    # the most by which one of them prefers the key to the weighted mean: not above 0, up to rounding.
+    residual: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +61,7 @@ class Certificates:
     indices: Ints
     weights: Floats
     residuals: Floats
+    coordinates: Floats | None = None  # (len(query_keys), r) where queries must be reachable
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -60,7 +70,8 @@ class Certificates:
         key = self._number(place)
         row = int(np.searchsorted(self.query_keys, key))
         if row < len(self.query_keys) and self.query_keys[row] == key:
-            return Query(self.queries[row], float(self.margins[row]))
+            inside = None if self.coordinates is None else self.coordinates[row]
+            return Query(self.queries[row], float(self.margins[row]), inside)
         row = int(np.searchsorted(self.weight_keys, key))
         if row < len(self.weight_keys) and self.weight_keys[row] == key:
             entries = slice(self.starts[row], self.starts[row + 1])

@@ -2,21 +2,26 @@
 
     ∃ q: q·kᵢ + bᵢ > q·kⱼ + bⱼ for all j ≠ i      iff      no weights λ ≥ 0 with Σλ = 1, Σλk = kᵢ, Σλb ≥ bᵢ exist
 
-without a bias: iff kᵢ is outside the convex hull of the others [1]. Either side of the "iff" is a certificate, and
-every answer carries one.
+without a bias: iff kᵢ is outside the convex hull of the others [1]. If queries must come from an ellipsoid,
+q = c + Ay with |y| ≤ 1, then iff no weights have |Aᵀx| + c·x + bᵢ − Σλb ≤ 0 with x = kᵢ − Σλk. Either side of an "iff"
+is a certificate, and every answer carries one.
 
 [1] Brody et al., On the Expressivity Role of LayerNorm in Transformers' Attention, ACL Findings 2023.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normscope.checks import Floats, as_floats, frozen
-from normscope.separation.certificates import Certificates
+from normscope.geometry import Ellipsoid
+from normscope.separation.certificates import Certificates, Reach
 from normscope.separation.checking import first_fault, lifted
+from normscope.separation.reach_checking import first_reach_fault
+from normscope.separation.reachable import solve_reachable
 from normscope.separation.solve import Solution, solve
 
 
@@ -29,6 +34,7 @@ class Selectable:
     mask: NDArray[np.bool_]  # (..., n): some query prefers this key to all others strictly
     degenerate: NDArray[np.bool_]  # (..., n): not shown with room to spare: twins, near ties, flat sets, open keys
     certificates: Certificates
+    queries: Ellipsoid | None = None  # where queries must come from; None: anywhere
 
     @property
     def open(self) -> NDArray[np.bool_]:
@@ -41,7 +47,15 @@ class Selectable:
     def check(self) -> bool:
         """Whether every certificate holds, from the keys in double precision, by code that shares nothing with the
         solver."""
-        return first_fault(self.keys, self.bias, self.mask, self.degenerate, self.certificates) is None
+        verdicts = (self.mask, self.degenerate, self.certificates)
+        if self.reach is None:
+            return first_fault(self.keys, self.bias, *verdicts) is None
+        return first_reach_fault(self.keys, self.bias, self.reach, *verdicts) is None
+
+    @cached_property
+    def reach(self) -> Reach | None:
+        """A (d, r) and c of reachable queries c + Ay, |y| ≤ 1: semi-axes as columns, and the center."""
+        return None if self.queries is None else _reach_of(self.queries)
 
     def to_dict(self) -> dict[str, Any]:
         """Counts, and the least margin of the queries."""
@@ -49,6 +63,7 @@ class Selectable:
         return {
             "shape": list(self.keys.shape),
             "bias": self.bias is not None,
+            "reachable": self.queries is not None,
             "keys": self.mask.size,
             "selectable": int(self.mask.sum()),
             "unselectable": len(self.certificates.weight_keys),
@@ -62,16 +77,19 @@ class Selectable:
         size = f"{self.mask.size} keys of {self.keys.shape[-1]} channels"
         if self.mask.ndim > 1:
             size += f" in {self.mask.size // self.mask.shape[-1]} sets"
+        if self.queries is not None:
+            size += ", reachable queries"
         parts = [f"{int(self.mask.sum())} selectable", f"{len(self.certificates.weight_keys)} not"]
         parts += [f"{int(self.degenerate.sum())} degenerate"] if self.degenerate.any() else []
         parts += [f"{int(self.open.sum())} open"] if self.open.any() else []
         return f"Selectable({size}: {', '.join(parts)})"
 
 
-def selectable(keys: Any, *, bias: Any = None) -> Selectable:
+def selectable(keys: Any, *, bias: Any = None, queries: Ellipsoid | None = None) -> Selectable:
     """Which of keys (n, d), or of each set in a batch (..., n, d), some query prefers to all others of its set.
 
-    With bias (..., n), key j scores q·kⱼ + bⱼ.
+    With bias (..., n), key j scores q·kⱼ + bⱼ. With queries, an ellipsoid (of a norm's outputs, through W_Q), only
+    queries from it count: those that the model can produce.
 
     >>> result = selectable([[0, 0], [4, 0], [0, 4], [1, 1]])
     >>> result
@@ -82,6 +100,13 @@ def selectable(keys: Any, *, bias: Any = None) -> Selectable:
     array([0.5 , 0.25, 0.25])
     >>> result.check()
     True
+
+    All keys may win, but not by a query of length 1 around (3, 0):
+
+    >>> from normscope import Norm
+    >>> near = Norm(gain=[0.5, 0.5], bias=[3, 0], project=False).ellipsoid
+    >>> selectable([[0, 0], [4, 0], [0, 4]], queries=near).mask
+    array([False,  True, False])
     """
     vectors = as_floats(keys, "keys")
     if vectors.ndim < 2 or 0 in vectors.shape:
@@ -94,9 +119,32 @@ def selectable(keys: Any, *, bias: Any = None) -> Selectable:
             raise ValueError(f"bias must have one entry per key, shape {shape}, got {heights.shape}")
         heights = frozen(heights)
     vectors = frozen(vectors)
+    if queries is not None:
+        return _selectable_by(queries, vectors, heights)
     points = lifted(vectors, heights)
     problems = points.reshape(-1, *points.shape[-2:])
     return _assembled(vectors, heights, [solve(problem, heights is not None) for problem in problems])
+
+
+def _selectable_by(queries: Ellipsoid, keys: Floats, bias: Floats | None) -> Selectable:
+    """Which keys a query from the ellipsoid prefers."""
+    if not isinstance(queries, Ellipsoid) or not queries.bounded or queries.parts > 1:
+        raise ValueError(f"queries must be one bounded ellipsoid, got {queries!r}")
+    if queries.size != keys.shape[-1]:
+        raise ValueError(f"queries must have as many channels as the keys, {keys.shape[-1]}, got {queries.size}")
+    matrix, center = _reach_of(queries)
+    sets = keys.reshape(-1, *keys.shape[-2:])
+    heights = [None] * len(sets) if bias is None else list(bias.reshape(len(sets), -1))
+    solutions = [solve_reachable(some, height, matrix, center) for some, height in zip(sets, heights, strict=True)]
+    found = _assembled(keys, bias, solutions)
+    coordinates = found.certificates.queries[:, : matrix.shape[1]]
+    in_full = replace(found.certificates, queries=center + coordinates @ matrix.T, coordinates=coordinates)
+    return replace(found, certificates=in_full, queries=queries)
+
+
+def _reach_of(queries: Ellipsoid) -> Reach:
+    matrix = queries.axes() * queries.lengths
+    return matrix if matrix.shape[1] else np.zeros((queries.size, 1)), queries.center
 
 
 def _assembled(keys: Floats, bias: Floats | None, solutions: list[Solution]) -> Selectable:

@@ -15,9 +15,10 @@ from normscope.separation.checking import margins, residuals
 from normscope.separation.inside import inside_simplex
 from normscope.separation.own_direction import own_direction
 from normscope.separation.rational import Budget
+from normscope.separation.scores import tiles_of
 from normscope.separation.settle import settle
 from normscope.separation.whitening import Whitened, whiten
-from normscope.separation.wolfe import INSIDE, LANES, SEPARATED, WITNESSED, Cloud, Known, nearest_points
+from normscope.separation.wolfe import INSIDE, SEPARATED, WITNESSED, Cloud, Known, nearest_points
 
 CLEAR = 1e-8  # relative gap below which a verdict is called degenerate
 ROUNDING = 1e-13  # depth, over the longest key, below which floats do not show that a key is inside
@@ -103,23 +104,14 @@ def _nearest_points(
 ) -> tuple[Ints, Floats, Ints]:
     points, count = whitened.points, len(whitened.points)
     ray = np.zeros(points.shape[1]) if whitened.ray is None else whitened.ray
-    cloud = Cloud(points, _tiles(points, count), ray, whitened.ray is not None, whitened.longest())
+    cloud = Cloud(points, tiles_of(points, count), ray, whitened.ray is not None, whitened.longest())
     names = np.zeros(count + 1, np.int64)
     winners = np.flatnonzero(wins)
     names[: len(winners)] = winners
-    known_tiles = _tiles(points[winners], count + 1)
+    known_tiles = tiles_of(points[winners], count + 1)
     known = Known(wins.copy(), names, known_tiles, np.zeros(points.shape), np.array([len(winners)]))
     found: tuple[Ints, Floats, Ints] = nearest_points(cloud, known, queue, rivals)
     return found
-
-
-def _tiles(points: Floats, capacity: int) -> NDArray[np.float32]:
-    """Points in single precision as (tiles, channels, lanes), channels padded to a multiple of four."""
-    channels = -(-points.shape[1] // 4) * 4
-    tiles = -(-capacity // LANES)
-    padded = np.zeros((tiles * LANES, channels), np.float32)
-    padded[: len(points), : points.shape[1]] = points
-    return np.ascontiguousarray(padded.reshape(tiles, LANES, channels).transpose(0, 2, 1))
 
 
 def _record_queries(

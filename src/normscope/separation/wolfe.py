@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 from normscope.checks import Floats
 from normscope.compiled import compiled
 from normscope.separation.certificates import Ints
-from normscope.separation.scores import LANES, SHORT, contains, dot, find, least_of, score_all, shortlist
+from normscope.separation.scores import LANES, SHORT, Singles, contains, dot, find, least_of, score_all, shortlist
 from normscope.separation.triangular import affine_weights, append_column, remove_column
-
-Singles = NDArray[np.float32]
 
 MOST_STEPS = 2000
 ZERO = 1e-9  # |x| over the longest point, at which x is 0 or the key is a near tie
