@@ -327,3 +327,19 @@ def test_what_is_not_a_set_of_keys_is_refused(keys, bias, message):
 def test_a_place_outside_the_batch_is_refused():
     with pytest.raises(IndexError, match="must name one key"):
         selectable([[1.0], [2.0]]).certificates[2]
+
+
+def test_keys_that_are_flat_up_to_noise_win_with_room_to_spare():
+    # Outputs of a norm in single precision: the hyperplane they fill is off by rounding, which whitening blows up.
+    rng = np.random.default_rng(5)
+    gain, bias = 1 + 0.3 * rng.normal(size=16), rng.normal(size=16)
+    keys = torch.nn.functional.layer_norm(
+        torch.from_numpy(rng.normal(size=(200, 16))).float(),
+        (16,),
+        torch.from_numpy(gain).float(),
+        torch.from_numpy(bias).float(),
+    )
+    result = selectable(keys)
+    assert result.mask.all()
+    assert not result.degenerate.any()
+    assert result.check()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from normscope.separation.selectable import Selectable, selectable
     from normscope.separation.storage import save_certificates, verify_certificates
     from normscope.studies.inspect import inspect
+    from normscope.studies.keys import keys
     from normscope.studies.ranges import ranges
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ _HOMES = {
     "capture": "normscope.models.capture",
     "find": "normscope.models.find",
     "inspect": "normscope.studies.inspect",
+    "keys": "normscope.studies.keys",
     "ranges": "normscope.studies.ranges",
     "save_certificates": "normscope.separation.storage",
     "selectable": "normscope.separation.selectable",
@@ -45,6 +47,7 @@ __all__ = [
     "capture",
     "find",
     "inspect",
+    "keys",
     "ranges",
     "save_certificates",
     "selectable",

@@ -14,6 +14,7 @@ import typer
 import normscope
 from normscope.cli.bench import bench
 from normscope.cli.inspect import inspect
+from normscope.cli.keys import keys
 from normscope.cli.options import printable
 from normscope.cli.ranges import ranges
 from normscope.cli.verify import verify
@@ -24,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (inspect, ranges, verify):
+for command in (inspect, ranges, keys, verify):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from normscope.cli.bench_keys import bench_keys, bench_keys_agreement
 from normscope.cli.options import (
     ForceFlag,
     JsonFlag,
@@ -16,6 +17,8 @@ from normscope.cli.options import (
 )
 
 bench = typer.Typer(help="Measure normscope against what you would use instead.", no_args_is_help=True)
+bench.command("keys")(bench_keys)
+bench.command("keys-agreement")(bench_keys_agreement)
 
 
 @bench.command("axes")

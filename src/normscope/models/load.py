@@ -28,7 +28,7 @@ def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32") -> nn
 
     _require_folder(path)
     try:
-        with _quiet():
+        with quiet():
             config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
             known: Any = named_class(config.architectures) or AutoModel
             model, loaded = known.from_pretrained(
@@ -61,7 +61,7 @@ def text_batches(path: Path, text: str) -> "TextBatches":
     if takes != "input_ids":
         raise ValueError(f"{path}: {type(model).__name__} takes {takes}, not text")
     try:
-        with _quiet():
+        with quiet():
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises whatever a broken file leads to
         raise CheckpointError(f"{path}: no tokenizer can be loaded: {first_line(error)}") from None
@@ -160,7 +160,7 @@ def _require_folder(path: Path) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No bars, reports or warnings of transformers: what matters in them we say ourselves, in one line."""
     from transformers.utils import logging
 
@@ -211,7 +211,7 @@ def _special_tokens(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
 
 
 def _tokenized(tokenizer: Any, text: str, **options: bool) -> list[int]:
-    with _quiet():
+    with quiet():
         return list(tokenizer(text, **options)["input_ids"])
 
 

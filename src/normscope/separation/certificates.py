@@ -14,6 +14,7 @@ Those of a whole batch are kept in flat arrays, which are also what a file of ce
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import index
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,20 @@ class Certificates:
     weights: Floats
     residuals: Floats
     coordinates: Floats | None = None  # (len(query_keys), r) where queries must be reachable
+
+    @classmethod
+    def of_queries(cls, shape: tuple[int, ...], keys: Ints, queries: Floats, margins: Floats) -> Self:
+        """Queries (m, d) alone, for keys in ascending order or not: see `joined`."""
+        nothing = np.zeros(0, np.int64)
+        return cls(shape, keys, queries, margins, nothing, np.zeros(1, np.int64), nothing, np.zeros(0), np.zeros(0))
+
+    @classmethod
+    def of_weights(
+        cls, shape: tuple[int, ...], keys: Ints, starts: Ints, indices: Ints, weights: Floats, residuals: Floats
+    ) -> Self:
+        """Weights alone."""
+        nothing = np.zeros((0, 0))
+        return cls(shape, np.zeros(0, np.int64), nothing, np.zeros(0), keys, starts, indices, weights, residuals)
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -22,7 +22,7 @@ from normscope.checks import Floats
 from normscope.separation.certificates import Certificates, Ints
 
 UNIT = 2.0**-53
-BLOCK = 2**19  # scores at a time
+BLOCK = 2**18  # scores at a time
 
 
 def first_fault(
@@ -50,68 +50,59 @@ class Margins:
 
 
 def margins(keys: Floats, rows: Ints, queries: Floats) -> Margins:
-    """How each query scores keys[row] against all other keys.
+    """How each query scores its key against all others of its set.
+
+    Keys are (n, D), or (..., n, D) for many sets; rows number them through all sets, one set after the other.
 
     >>> found = margins(np.array([[0.0], [1.0], [3.0]]), np.array([2, 1]), np.array([[1.0], [1.0]]))
     >>> found.least, found.proven
     (array([ 2., -2.]), array([ True, False]))
     """
-    finite = np.asarray(np.isfinite(queries).all(axis=1))
-    if len(keys) == 1:
-        endless = np.full(len(rows), np.inf)
-        return Margins(endless, finite, np.zeros(len(rows)), endless)
-    centred, exponents = _centred(keys)
-    widest = np.abs(centred).max(axis=0)
-    scaled, shift = _scaled_queries(np.where(finite[:, None], queries, 0.0), exponents, widest > 0)
-    size = np.abs(scaled) @ widest
-    bounds = 2 * (keys.shape[1] + 4) * UNIT * size
-    least, proven = np.empty(len(rows)), np.zeros(len(rows), bool)
-    step = max(1, BLOCK // len(keys))
-    for start in range(0, len(rows), step):
-        part = slice(start, start + step)
-        some, line = rows[part], np.arange(len(rows[part]))
-        scores = scaled[part] @ centred.T
-        own = scores[line, some]
-        scores[line, some] = -np.inf
-        least[part] = own - scores.max(axis=1)
-        proven[part] = least[part] > bounds[part]
-        for a in np.flatnonzero((np.abs(least[part]) <= bounds[part]) & finite[part]):
-            near = np.flatnonzero(own[a] - scores[a] <= 2 * bounds[start + a])
-            exact = _exact_margin(keys, int(some[a]), near, queries[start + a])
-            least[start + a] = float(exact * Fraction(2) ** -int(shift[start + a]))
-            proven[start + a] = exact > 0
-    with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
-        return Margins(np.ldexp(least, shift), proven, np.ldexp(bounds, shift), least / size)
+    sets = keys.reshape(-1, *keys.shape[-2:])
+    found = [
+        _margins_together(sets[some], rows[part] - first, queries[part]) for some, part, first in _groups(sets, rows)
+    ]
+    return Margins(
+        np.concatenate([each.least for each in found]),
+        np.concatenate([each.proven for each in found]),
+        np.concatenate([each.rounding for each in found]),
+        np.concatenate([each.gap for each in found]),
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Residuals:
     length: Floats  # |Σλk − kᵢ|
     right: NDArray[np.bool_]  # whether it is rounding in every channel, and the weights are convex
-    rounding: float  # a length that is rounding
+    rounding: Floats  # a length that is rounding
 
 
 def residuals(keys: Floats, biased: bool, rows: Ints, starts: Ints, indices: Ints, weights: Floats) -> Residuals:
     """How well weights reproduce keys[rows]; those of row a are entries starts[a] to starts[a + 1].
+
+    Keys are (n, D), or (..., n, D) for many sets; rows number them through all sets, one set after the other, and
+    indices inside the set of their row.
 
     >>> line = np.array([[0.0], [1.0], [4.0]])
     >>> found = residuals(line, False, np.array([1]), np.array([0, 2]), np.array([0, 2]), np.array([0.75, 0.25]))
     >>> found.length, found.right
     (array([0.]), array([ True]))
     """
-    if not len(rows):
-        return Residuals(np.zeros(0), np.zeros(0, bool), 0.0)
-    centred, exponents = _centred(keys)
-    widest = np.abs(centred).max(axis=0)
-    tolerance = 32 * (keys.shape[1] + 4) * UNIT
-    missing = np.add.reduceat(weights[:, None] * centred[indices], starts[:-1]) - centred[rows]
-    if biased:
-        missing[:, -1] = np.minimum(missing[:, -1], 0.0)
-    owner = np.repeat(rows, np.diff(starts))
-    right = (np.abs(missing) <= tolerance * widest).all(axis=1)
-    right &= np.abs(np.add.reduceat(weights, starts[:-1]) - 1) <= tolerance
-    right &= ~np.logical_or.reduceat((weights < 0) | (indices == owner), starts[:-1])
-    return Residuals(_lengths(missing, exponents), right, tolerance * _lengths(widest[None], exponents)[0])
+    sets = keys.reshape(-1, *keys.shape[-2:])
+    found = []
+    for some, part, first in _groups(sets, rows):
+        begin = starts[part.start : part.stop + 1]
+        entries = slice(begin[0], begin[-1])
+        found.append(
+            _residuals_together(
+                sets[some], biased, rows[part] - first, begin - begin[0], indices[entries], weights[entries]
+            )
+        )
+    return Residuals(
+        np.concatenate([each.length for each in found]),
+        np.concatenate([each.right for each in found]),
+        np.concatenate([each.rounding for each in found]),
+    )
 
 
 def form_faults(
@@ -139,48 +130,116 @@ def _faults(
     certificates: Certificates,
 ) -> Iterator[str]:
     """To be asked for the first only: each check relies on those before it."""
-    count = keys.shape[-2]
     yield from form_faults(keys, mask, degenerate, certificates)
-    matrices = lifted(keys, bias).reshape(-1, count, keys.shape[-1] + (bias is not None))
-    for number, matrix in enumerate(matrices):
-        rows = rows_of(certificates.query_keys, number, count)
-        queries = certificates.queries[rows]
-        queries = queries if bias is None else np.column_stack([queries, np.ones(len(queries))])
-        found = margins(matrix, certificates.query_keys[rows] - number * count, queries)
-        if not found.proven.all():
-            key = certificates.query_keys[rows][~found.proven][0]
-            yield f"the query of key {place_of(key, mask.shape)} does not prefer it to all others"
-        claimed = certificates.margins[rows] <= found.least + 2 * found.rounding
-        if not claimed.all():
-            key = certificates.query_keys[rows][~claimed][0]
-            yield f"the query of key {place_of(key, mask.shape)} prefers it by less than its margin says"
-        rows = rows_of(certificates.weight_keys, number, count)
-        starts = certificates.starts[rows.start : rows.stop + 1]
-        entries = slice(starts[0], starts[-1])
-        reproduced = residuals(
-            matrix,
-            bias is not None,
-            certificates.weight_keys[rows] - number * count,
-            starts - starts[0],
-            certificates.indices[entries],
-            certificates.weights[entries],
-        )
-        if not reproduced.right.all():
-            key = certificates.weight_keys[rows][~reproduced.right][0]
-            yield f"the weights of key {place_of(key, mask.shape)} do not reproduce it"
-        claimed = np.abs(certificates.residuals[rows] - reproduced.length) <= reproduced.rounding
-        if not claimed.all():
-            key = certificates.weight_keys[rows][~claimed][0]
-            yield f"the weights of key {place_of(key, mask.shape)} leave another residual than they say"
+    points, c = lifted(keys, bias), certificates
+    queries = c.queries if bias is None else np.column_stack([c.queries, np.ones(len(c.queries))])
+    found = margins(points, c.query_keys, queries)
+    reproduced = residuals(points, bias is not None, c.weight_keys, c.starts, c.indices, c.weights)
+    for what, numbers, right in (
+        ("the query of key {} does not prefer it to all others", c.query_keys, found.proven),
+        (
+            "the query of key {} prefers it by less than its margin says",
+            c.query_keys,
+            c.margins <= found.least + 2 * found.rounding,
+        ),
+        ("the weights of key {} do not reproduce it", c.weight_keys, reproduced.right),
+        (
+            "the weights of key {} leave another residual than they say",
+            c.weight_keys,
+            np.abs(c.residuals - reproduced.length) <= reproduced.rounding,
+        ),
+    ):
+        if not right.all():
+            yield what.format(place_of(numbers[~right][0], mask.shape))
 
 
-def _centred(keys: Floats) -> tuple[Floats, Ints]:
-    """keys minus their mean, every channel scaled into [−1, 1] by a power of two, and those powers."""
+def _groups(sets: Floats, rows: Ints) -> Iterator[tuple[slice, slice, int]]:
+    """Sets that have BLOCK scores at most between them, or one that has more; their rows, and the number of their
+    first key."""
+    count, channels = sets.shape[1:]
+    together = max(1, BLOCK // (count * max(count, channels)))
+    for start in range(0, len(sets), together):
+        stop = start + together
+        part = np.searchsorted(rows, [start * count, stop * count])
+        yield slice(start, stop), slice(int(part[0]), int(part[1])), start * count
+
+
+def _margins_together(sets: Floats, rows: Ints, queries: Floats) -> Margins:
+    finite = np.asarray(np.isfinite(queries).all(axis=1))
+    count, channels = sets.shape[1:]
+    if count == 1:
+        endless = np.full(len(rows), np.inf)
+        return Margins(endless, finite, np.zeros(len(rows)), endless)
+    centred, widest, exponents = _centred(sets)
+    owner, own_row = np.divmod(rows, count)
+    scaled, shift = _scaled_queries(np.where(finite[:, None], queries, 0.0), exponents[owner], widest[owner] > 0)
+    size = np.einsum("ak,ak->a", np.abs(scaled), widest[owner])
+    bounds = 2 * (channels + 4) * UNIT * size
+    least, proven = np.empty(len(rows)), np.zeros(len(rows), bool)
+    step = max(1, BLOCK // count)
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        place, scores = _scores(centred, owner[part], scaled[part])
+        itself = (*place, own_row[part])
+        own = scores[itself]
+        scores[itself] = -np.inf
+        least[part] = own - scores.max(axis=2)[place]
+        proven[part] = least[part] > bounds[part]
+        for a in start + np.flatnonzero((np.abs(least[part]) <= bounds[part]) & finite[part]):
+            near = np.flatnonzero(own[a - start] - scores[place[0][a - start], place[1][a - start]] <= 2 * bounds[a])
+            exact = _exact_margin(sets[owner[a]], int(own_row[a]), near, queries[a])
+            least[a] = float(exact * Fraction(2) ** -int(shift[a]))
+            proven[a] = exact > 0
+    with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
+        return Margins(np.ldexp(least, shift), proven, np.ldexp(bounds, shift), least / size)
+
+
+def _scores(centred: Floats, owner: Ints, queries: Floats) -> tuple[tuple[Ints, Ints], Floats]:
+    """Scores (m, p, n) of p queries or less for each set (m, n, D), and where those of queries (a, D) are in them.
+
+    Queries come one set after the other; places that none fills are of no account.
+    """
+    if len(centred) == 1:
+        return (owner, np.arange(len(owner))), (queries @ centred[0].T)[None]
+    among_its_own = np.arange(len(owner)) - np.searchsorted(owner, owner)
+    table = np.zeros((len(centred), among_its_own.max() + 1, queries.shape[1]))
+    table[owner, among_its_own] = queries
+    return (owner, among_its_own), table @ centred.transpose(0, 2, 1)
+
+
+def _residuals_together(
+    sets: Floats, biased: bool, rows: Ints, starts: Ints, indices: Ints, weights: Floats
+) -> Residuals:
+    if not len(rows):
+        return Residuals(np.zeros(0), np.zeros(0, bool), np.zeros(0))
+    count, channels = sets.shape[1:]
+    centred, widest, exponents = _centred(sets)
+    tolerance = 32 * (channels + 4) * UNIT
+    owner, own_row = np.divmod(rows, count)
+    lengths = np.diff(starts)
+    named = centred[np.repeat(owner, lengths), indices]
+    missing = np.add.reduceat(weights[:, None] * named, starts[:-1]) - centred[owner, own_row]
+    if biased:
+        missing[:, -1] = np.minimum(missing[:, -1], 0.0)
+    right = (np.abs(missing) <= tolerance * widest[owner]).all(axis=1)
+    right &= np.abs(np.add.reduceat(weights, starts[:-1]) - 1) <= tolerance
+    right &= ~np.logical_or.reduceat((weights < 0) | (indices == np.repeat(own_row, lengths)), starts[:-1])
+    rounding = tolerance * _lengths(widest, exponents)
+    return Residuals(_lengths(missing, exponents[owner]), right, rounding[owner])
+
+
+def _centred(sets: Floats) -> tuple[Floats, Floats, Ints]:
+    """Sets (m, n, D) minus their means, every channel scaled into [−1, 1] by a power of two; and per set and channel
+    the largest entry (m, D) and that power (m, D)."""
+    count, channels = sets.shape[1:]
+    keys = sets.transpose(1, 0, 2).reshape(count, -1)  # the channels of all sets side by side
     first = _exponents(keys)
-    scaled = np.ldexp(keys, -first)
-    centred = scaled - scaled.mean(axis=0)
-    second = _exponents(centred)
-    return np.ldexp(centred, -second), first + second
+    keys = np.ldexp(keys, -first)
+    keys = keys - keys.mean(axis=0)
+    second = _exponents(keys)
+    keys = np.ldexp(keys, -second)
+    centred = keys.reshape(count, -1, channels).transpose(1, 0, 2)
+    return centred, np.abs(keys).max(axis=0).reshape(-1, channels), (first + second).reshape(-1, channels)
 
 
 def _exponents(values: Floats) -> Ints:
@@ -190,9 +249,10 @@ def _exponents(values: Floats) -> Ints:
 
 def _lengths(vectors: Floats, exponents: Ints) -> Floats:
     """Euclidean lengths of vectors in the scaled channels, in the units of the keys."""
-    largest = exponents.max()
+    largest = exponents.max(axis=1)
     with np.errstate(over="ignore", under="ignore"):
-        return np.asarray(np.ldexp(np.linalg.norm(np.ldexp(vectors, exponents - largest), axis=1), largest))
+        sized = np.ldexp(vectors, exponents - largest[:, None])
+        return np.asarray(np.ldexp(np.linalg.norm(sized, axis=1), largest))
 
 
 def _scaled_queries(queries: Floats, exponents: Ints, alive: NDArray[np.bool_]) -> tuple[Floats, Ints]:

@@ -5,43 +5,33 @@ are clearly weighted means of others are no rivals: whoever beats the others bea
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from normscope.checks import Floats
 from normscope.separation.ball import REACHABLE, UNREACHABLE, reach, rivals_of
-from normscope.separation.certificates import Ints
+from normscope.separation.certificates import Certificates, Ints
 from normscope.separation.checking import lifted
+from normscope.separation.joining import joined
 from normscope.separation.reach_checking import advantages, lift, reach_margins
 from normscope.separation.solve import CLEAR, Solution, solve
 
 
 def solve_reachable(keys: Floats, bias: Floats | None, matrix: Floats, center: Floats) -> Solution:
     """Certificates for keys (n, d) and queries center + matrix·y; those of queries are the y, inside the unit ball."""
+    count, rank = len(keys), matrix.shape[1]
     plain = solve(lifted(keys, bias), bias is not None)
-    solution = Solution(plain.degenerate.copy())
-    _keep_weights(keys, bias, matrix, center, plain, solution)
-    clearly_inside = np.zeros(len(keys), bool)
-    clearly_inside[[key for key in plain.weights if not plain.degenerate[key]]] = True
-    asked = np.array(sorted(plain.queries), np.int64)
-    rivals = np.flatnonzero(~clearly_inside)
+    lost, degenerate = plain.certificates, plain.degenerate.copy()
+    held = advantages(keys, bias, matrix, center, lost.weight_keys, lost.starts, lost.indices, lost.weights)
+    parts = [Certificates.of_weights((count,), lost.weight_keys, lost.starts, lost.indices, lost.weights, held.largest)]
+    clearly_inside = np.zeros(count, bool)
+    clearly_inside[lost.weight_keys[~degenerate[lost.weight_keys]]] = True
+    asked, rivals = plain.certificates.query_keys, np.flatnonzero(~clearly_inside)
     if len(rivals) == 1:
-        if len(asked):
-            solution.queries[int(asked[0])] = (np.zeros(matrix.shape[1]), np.inf)
+        endless = np.full(len(asked), np.inf)
+        parts.append(Certificates.of_queries((count,), asked, np.zeros((len(asked), rank)), endless))
     elif len(asked):
-        _ask(keys, bias, matrix, center, rivals, asked, solution)
-    return solution
-
-
-def _keep_weights(
-    keys: Floats, bias: Floats | None, matrix: Floats, center: Floats, plain: Solution, solution: Solution
-) -> None:
-    """Weights that rule out all queries, with what they leave to reachable ones."""
-    names = sorted(plain.weights)
-    starts = np.cumsum([0, *(len(plain.weights[name][0]) for name in names)])
-    indices = np.concatenate([np.zeros(0, np.int64), *(plain.weights[name][0] for name in names)])
-    weights = np.concatenate([np.zeros(0), *(plain.weights[name][1] for name in names)])
-    found = advantages(keys, bias, matrix, center, np.array(names, np.int64), starts, indices, weights)
-    for name, largest in zip(names, found.largest.tolist(), strict=True):
-        solution.weights[name] = (*plain.weights[name][:2], largest)
+        parts += _ask(keys, bias, matrix, center, rivals, asked, degenerate)
+    return Solution(degenerate, joined(parts, (count,), rank))
 
 
 def _ask(
@@ -51,30 +41,33 @@ def _ask(
     center: Floats,
     rivals: Ints,
     asked: Ints,
-    solution: Solution,
-) -> None:
+    degenerate: NDArray[np.bool_],
+) -> list[Certificates]:
     seen = lift(keys[rivals], None if bias is None else bias[rivals], matrix, center).rows
     place = np.searchsorted(rivals, asked)
     # The longest rival is a fair start: it is an extreme point of the lifted keys, and so often in the way.
     longest = np.argsort(-np.einsum("ij,ij->i", seen, seen))[:2]
     first = np.where(place == longest[0], longest[1], longest[0])
     status, coordinates, supports, weights = reach(rivals_of(seen[:, :-1], seen[:, -1]), place, first)
-    solution.degenerate[asked] = True
-    won = status == REACHABLE
-    margins = reach_margins(keys, bias, matrix, center, asked[won], coordinates[won])
-    for a, row in enumerate(np.flatnonzero(won)):
-        if margins.proven[a]:
-            name = int(asked[row])
-            solution.queries[name] = (coordinates[row], float(margins.least[a]))
-            solution.degenerate[name] = margins.gap[a] <= CLEAR
-    lost = np.flatnonzero(status == UNREACHABLE)
-    used = supports[lost] >= 0
+    degenerate[asked] = True
+
+    won, inside = asked[status == REACHABLE], coordinates[status == REACHABLE]
+    by_query = reach_margins(keys, bias, matrix, center, won, inside)
+    proven = by_query.proven
+    degenerate[won[proven]] = by_query.gap[proven] <= CLEAR
+
+    lost, supports, weights = (part[status == UNREACHABLE] for part in (asked, supports, weights))
+    used = supports >= 0
+    weights = weights / weights.sum(axis=1, keepdims=True)
     starts = np.append(0, np.cumsum(used.sum(axis=1)))
-    shares = weights[lost] / weights[lost].sum(axis=1, keepdims=True)
-    named = rivals[supports[lost][used]]
-    found = advantages(keys, bias, matrix, center, asked[lost], starts, named, shares[used])
-    for a, row in enumerate(lost):
-        if found.right[a]:
-            entries = slice(starts[a], starts[a + 1])
-            solution.weights[int(asked[row])] = (named[entries], shares[used][entries], float(found.largest[a]))
-            solution.degenerate[int(asked[row])] = found.gap[a] <= CLEAR
+    by_weights = advantages(keys, bias, matrix, center, lost, starts, rivals[supports[used]], weights[used])
+    right = by_weights.right
+    degenerate[lost[right]] = by_weights.gap[right] <= CLEAR
+    kept = used & right[:, None]
+    starts = np.append(0, np.cumsum(used[right].sum(axis=1)))
+    return [
+        Certificates.of_queries((len(keys),), won[proven], inside[proven], by_query.least[proven]),
+        Certificates.of_weights(
+            (len(keys),), lost[right], starts, rivals[supports[kept]], weights[kept], by_weights.largest[right]
+        ),
+    ]

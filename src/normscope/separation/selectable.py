@@ -20,9 +20,10 @@ from normscope.checks import Floats, as_floats, frozen
 from normscope.geometry import Ellipsoid
 from normscope.separation.certificates import Certificates, Reach
 from normscope.separation.checking import first_fault, lifted
+from normscope.separation.joining import joined, placed
+from normscope.separation.many_sets import solve_sets
 from normscope.separation.reach_checking import first_reach_fault
 from normscope.separation.reachable import solve_reachable
-from normscope.separation.solve import Solution, solve
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -123,7 +124,7 @@ def selectable(keys: Any, *, bias: Any = None, queries: Ellipsoid | None = None)
         return _selectable_by(queries, vectors, heights)
     points = lifted(vectors, heights)
     problems = points.reshape(-1, *points.shape[-2:])
-    return _assembled(vectors, heights, [solve(problem, heights is not None) for problem in problems])
+    return _assembled(vectors, heights, *solve_sets(problems, heights is not None))
 
 
 def _selectable_by(queries: Ellipsoid, keys: Floats, bias: Floats | None) -> Selectable:
@@ -136,10 +137,12 @@ def _selectable_by(queries: Ellipsoid, keys: Floats, bias: Floats | None) -> Sel
     sets = keys.reshape(-1, *keys.shape[-2:])
     heights = [None] * len(sets) if bias is None else list(bias.reshape(len(sets), -1))
     solutions = [solve_reachable(some, height, matrix, center) for some, height in zip(sets, heights, strict=True)]
-    found = _assembled(keys, bias, solutions)
-    coordinates = found.certificates.queries[:, : matrix.shape[1]]
-    in_full = replace(found.certificates, queries=center + coordinates @ matrix.T, coordinates=coordinates)
-    return replace(found, certificates=in_full, queries=queries)
+    parts = placed({number: solution.certificates for number, solution in enumerate(solutions)}, keys.shape[:-1])
+    certificates = joined(parts, keys.shape[:-1], matrix.shape[1])
+    coordinates = certificates.queries
+    in_full = replace(certificates, queries=center + coordinates @ matrix.T, coordinates=coordinates)
+    degenerate = np.concatenate([solution.degenerate for solution in solutions])
+    return replace(_assembled(keys, bias, in_full, degenerate), queries=queries)
 
 
 def _reach_of(queries: Ellipsoid) -> Reach:
@@ -147,32 +150,12 @@ def _reach_of(queries: Ellipsoid) -> Reach:
     return matrix if matrix.shape[1] else np.zeros((queries.size, 1)), queries.center
 
 
-def _assembled(keys: Floats, bias: Floats | None, solutions: list[Solution]) -> Selectable:
-    count, channels = keys.shape[-2:]
-    queries = [
-        (number * count + key, *solution.queries[key])
-        for number, solution in enumerate(solutions)
-        for key in sorted(solution.queries)
-    ]
-    weights = [
-        (number * count + key, *solution.weights[key])
-        for number, solution in enumerate(solutions)
-        for key in sorted(solution.weights)
-    ]
-    certificates = Certificates(
-        shape=keys.shape[:-1],
-        query_keys=np.array([entry[0] for entry in queries], np.int64),
-        queries=np.array([entry[1] for entry in queries]).reshape(len(queries), -1)[:, :channels].copy()
-        if queries
-        else np.zeros((0, channels)),
-        margins=np.array([entry[2] for entry in queries]),
-        weight_keys=np.array([entry[0] for entry in weights], np.int64),
-        starts=np.cumsum([0, *(len(entry[1]) for entry in weights)], dtype=np.int64),
-        indices=np.concatenate([np.zeros(0, np.int64), *(entry[1] for entry in weights)]),
-        weights=np.concatenate([np.zeros(0), *(entry[2] for entry in weights)]),
-        residuals=np.array([entry[3] for entry in weights]),
-    )
-    mask = np.zeros(keys.shape[:-1], bool)
+def _assembled(
+    keys: Floats, bias: Floats | None, certificates: Certificates, degenerate: NDArray[np.bool_]
+) -> Selectable:
+    shape, channels = keys.shape[:-1], keys.shape[-1]
+    mask = np.zeros(shape, bool)
     mask.reshape(-1)[certificates.query_keys] = True
-    degenerate = np.concatenate([solution.degenerate for solution in solutions]).reshape(mask.shape)
-    return Selectable(keys, bias, mask, degenerate, certificates)
+    queries = np.ascontiguousarray(certificates.queries[:, :channels])  # without the weight 1 of a bias
+    certificates = replace(certificates, shape=shape, queries=queries)
+    return Selectable(keys, bias, mask, degenerate.reshape(shape), certificates)

@@ -4,99 +4,120 @@ Nothing leaves here that its own check has not passed: a query whose margin is n
 is not clearly inside, go on to be settled exactly.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normscope.checks import Floats
-from normscope.separation.certificates import Ints
+from normscope.separation.certificates import Certificates, Ints
 from normscope.separation.checking import margins, residuals
 from normscope.separation.inside import inside_simplex
+from normscope.separation.joining import joined
 from normscope.separation.own_direction import own_direction
 from normscope.separation.rational import Budget
 from normscope.separation.scores import tiles_of
 from normscope.separation.settle import settle
+from normscope.separation.twins import set_twins_apart
 from normscope.separation.whitening import Whitened, whiten
 from normscope.separation.wolfe import INSIDE, SEPARATED, WITNESSED, Cloud, Known, nearest_points
 
 CLEAR = 1e-8  # relative gap below which a verdict is called degenerate
 ROUNDING = 1e-13  # depth, over the longest key, below which floats do not show that a key is inside
+NOISE = 1e-5  # spread of a direction over the largest, below which it is left out where it does not help
 EXACT_ENTRIES = 1_000_000  # of whole-number tableaus per problem: a few seconds
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Solution:
-    """Certificates by key number; a key in neither is open."""
+    """What is known of one set: a key in neither part of the certificates is open."""
 
-    degenerate: NDArray[np.bool_]
-    queries: dict[int, tuple[Floats, float]] = field(default_factory=dict)
-    weights: dict[int, tuple[Ints, Floats, float]] = field(default_factory=dict)
+    degenerate: NDArray[np.bool_]  # (n,)
+    certificates: Certificates
 
 
 def solve(keys: Floats, biased: bool) -> Solution:
     """Certificates for keys (n, D), which carry their bias as last channel if they have one."""
-    solution = Solution(np.zeros(len(keys), bool))
-    distinct = _set_twins_apart(keys, biased, solution)
+    count, channels = keys.shape
+    degenerate = np.zeros(count, bool)
+    distinct, twin_of = set_twins_apart([keys[:, : channels - biased]], keys[:, -1] if biased else None)
+    parts = [_twins(twin_of, count)] if twin_of else []
+    degenerate[list(twin_of)] = True
     if len(distinct) == 1:
-        if distinct[0] not in solution.weights:
-            query = np.append(np.zeros(keys.shape[1] - 1), 1.0) if biased else np.zeros(keys.shape[1])
-            solution.queries[int(distinct[0])] = (query, np.inf)
+        if distinct[0] not in twin_of:
+            query = np.zeros((1, channels))
+            query[:, -1] = biased
+            parts.append(Certificates.of_queries((count,), distinct, query, np.array([np.inf])))
     else:
-        _solve_distinct(keys if len(distinct) == len(keys) else keys[distinct], biased, distinct, solution)
-    if biased and len(distinct) < len(keys) and solution.queries:
-        _count_twins_in(keys, solution)
-    return solution
+        some = keys if len(distinct) == count else keys[distinct]
+        asked = np.array([int(name) not in twin_of for name in distinct]) if twin_of else np.ones(count, bool)
+        found, doubtful = _solve_distinct(some, biased, asked)
+        degenerate[distinct] |= doubtful
+        parts.append(_renamed(found, distinct, count))
+    certificates = joined(parts, (count,), channels)
+    if biased and len(distinct) < count:  # a twin of lower bias may be nearer than any distinct key
+        least = margins(keys, certificates.query_keys, certificates.queries).least
+        certificates = replace(certificates, margins=least)
+    return Solution(degenerate, certificates)
 
 
-def _set_twins_apart(keys: Floats, biased: bool, solution: Solution) -> Ints:
-    """Settle keys that another one equals with at least their bias; the numbers of the best of each kind."""
-    kinds: dict[bytes, list[int]] = {}
-    for number, key in enumerate(keys[:, : keys.shape[1] - biased] + 0.0):  # −0 equals 0
-        kinds.setdefault(key.tobytes(), []).append(number)
-    if len(kinds) == len(keys):
-        return np.arange(len(keys))
-    best = []
-    for twins in kinds.values():
-        heights = keys[twins, -1] if biased else np.zeros(len(twins))
-        first, second = np.argsort(-heights, kind="stable")[:2] if len(twins) > 1 else (0, 0)
-        best.append(twins[first])
-        for number, height in zip(twins, heights, strict=True):
-            other = second if number == twins[first] else first
-            if len(twins) > 1 and heights[other] >= height:
-                solution.degenerate[number] = True
-                solution.weights[number] = (np.array([twins[other]]), np.ones(1), 0.0)
-    return np.sort(np.array(best))
+def _twins(twin_of: Mapping[int, int], count: int) -> Certificates:
+    """Weight 1 on the twin, for keys that another one equals."""
+    names, twins = np.array(list(twin_of)), np.array(list(twin_of.values()))
+    starts = np.arange(len(names) + 1)
+    return Certificates.of_weights((count,), names, starts, twins, np.ones(len(names)), np.zeros(len(names)))
 
 
-def _count_twins_in(keys: Floats, solution: Solution) -> None:
-    """Margins against all keys: a twin of lower bias may be nearer than any distinct key."""
-    rows = np.array(list(solution.queries))
-    queries = np.array([query for query, _ in solution.queries.values()])
-    found = margins(keys, rows, queries)
-    for row, query, margin in zip(rows.tolist(), queries, found.least.tolist(), strict=True):
-        solution.queries[row] = (query, margin)
+def _renamed(found: Certificates, names: Ints, count: int) -> Certificates:
+    """Certificates of some of the keys, by the numbers that these have among all."""
+    return replace(
+        found,
+        shape=(count,),
+        query_keys=names[found.query_keys],
+        weight_keys=names[found.weight_keys],
+        indices=names[found.indices],
+    )
 
 
-def _solve_distinct(keys: Floats, biased: bool, names: Ints, solution: Solution) -> None:
-    whitened = whiten(keys, biased)
-    undecided = np.array([int(name) not in solution.weights for name in names])
+def _solve_distinct(keys: Floats, biased: bool, asked: NDArray[np.bool_]) -> tuple[Certificates, NDArray[np.bool_]]:
+    """Certificates for those of the distinct keys that are asked for, and which of these are degenerate."""
+    whitened, degenerate = whiten(keys, biased), np.zeros(len(keys), bool)
+    found = _search(whitened, asked)
+    parts = [_weights(keys, whitened, found.inside, found.supports, degenerate)] if len(found.inside) else []
+    parts.append(_queries(keys, whitened, found, degenerate))
+    unclear = asked.copy()
+    for part in parts:
+        unclear[part.query_keys] = unclear[part.weight_keys] = False
+    degenerate |= unclear
+    parts += _near_ties(keys, whitened, np.flatnonzero(unclear))
+    return joined(parts, (len(keys),), keys.shape[1]), degenerate
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """What the two passes say of the keys that were asked for, in round coordinates."""
+
+    winning: Ints  # rows
+    directions: Floats  # (n, r): in which the winning ones win
+    inside: Ints  # rows
+    supports: Ints  # of those
+
+
+def _search(whitened: Whitened, asked: NDArray[np.bool_]) -> Search:
     own = own_direction(whitened.points)
-    wins = own.wins & undecided
+    wins = own.wins & asked
     if whitened.ray is not None:
         wins &= whitened.points @ whitened.ray < -CLEAR * whitened.longest() ** 2
-    queue = own.order[(~wins & undecided)[own.order]]
+    queue = own.order[(~wins & asked)[own.order]]
     directions = whitened.points.copy()
-    unclear: list[int] = []
-    if len(queue):
-        status, found, supports = _nearest_points(whitened, wins, queue, own.rival[queue])
-        separated = (status == SEPARATED) | (status == WITNESSED)
-        directions[queue[separated]] = found[separated]
-        wins[queue[separated]] = True
-        unclear += queue[~separated & (status != INSIDE)].tolist()
-        unclear += _record_weights(keys, whitened, queue[status == INSIDE], supports[status == INSIDE], names, solution)
-    unclear += _record_queries(keys, whitened, np.flatnonzero(wins), directions, names, solution)
-    _record_near_ties(keys, whitened, sorted(unclear), names, solution)
+    if not len(queue):
+        return Search(np.flatnonzero(wins), directions, queue, queue[:, None])
+    status, found, supports = _nearest_points(whitened, wins, queue, own.rival[queue])
+    separated = (status == SEPARATED) | (status == WITNESSED)
+    directions[queue[separated]] = found[separated]
+    wins[queue[separated]] = True
+    return Search(np.flatnonzero(wins), directions, queue[status == INSIDE], supports[status == INSIDE])
 
 
 def _nearest_points(
@@ -114,54 +135,65 @@ def _nearest_points(
     return found
 
 
-def _record_queries(
-    keys: Floats, whitened: Whitened, rows: Ints, directions: Floats, names: Ints, solution: Solution
-) -> list[int]:
-    """Keep the queries that are proven; the rows of those that are not."""
-    queries = whitened.queries(directions[rows])
-    found = margins(keys, rows, queries)
-    for a in np.flatnonzero(found.proven):
-        name = int(names[rows[a]])
-        solution.queries[name] = (queries[a], float(found.least[a]))
-        solution.degenerate[name] = found.gap[a] <= CLEAR
-    return [int(row) for row in rows[~found.proven]]
+def _queries(keys: Floats, whitened: Whitened, found: Search, degenerate: NDArray[np.bool_]) -> Certificates:
+    """The queries that are proven; with a clear margin, if there is one that ignores directions of mere noise."""
+    rows = found.winning
+    queries = whitened.queries(found.directions[rows])
+    shown = margins(keys, rows, queries)
+    proven, gap, least = shown.proven, shown.gap, shown.least
+    weak = rows[~proven | (gap <= CLEAR)]
+    if len(weak):
+        coarse = whiten(keys, whitened.biased, weakest=NOISE)
+        if 0 < coarse.points.shape[1] < whitened.points.shape[1]:
+            again = _search(coarse, np.isin(np.arange(len(keys)), weak))
+            others = coarse.queries(again.directions[again.winning])
+            reshown = margins(keys, again.winning, others)
+            place = np.searchsorted(rows, again.winning)
+            better = reshown.proven & ~(reshown.gap <= np.where(proven[place], gap[place], -np.inf))
+            place = place[better]
+            queries[place], proven[place] = others[better], True
+            gap[place], least[place] = reshown.gap[better], reshown.least[better]
+    degenerate[rows[proven]] = gap[proven] <= CLEAR
+    return Certificates.of_queries((len(keys),), rows[proven], queries[proven], least[proven])
 
 
-def _record_weights(
-    keys: Floats, whitened: Whitened, rows: Ints, supports: Ints, names: Ints, solution: Solution
-) -> list[int]:
-    """Keep the weights of keys that are clearly inside a simplex; the rows of the others."""
+def _weights(
+    keys: Floats, whitened: Whitened, rows: Ints, supports: Ints, degenerate: NDArray[np.bool_]
+) -> Certificates:
+    """The weights of keys that are clearly inside a simplex."""
     rank, flat = whitened.points.shape[1], whitened.is_flat()
     whole = supports[:, rank] >= 0
-    unclear = [int(row) for row in rows[~whole]]
     rows, supports = rows[whole], supports[whole, : rank + 1]
     inside = inside_simplex(whitened, rows, supports)
+    deep = inside.depth > max(ROUNDING, whitened.noise())
+    rows, supports, depth, weights = rows[deep], supports[deep], inside.depth[deep], inside.weights[deep]
     named = supports < len(keys)  # not the ray
-    weights = inside.weights / np.where(named, inside.weights, 0.0).sum(axis=1, keepdims=True)
+    weights = weights / np.where(named, weights, 0.0).sum(axis=1, keepdims=True)
     starts = np.append(0, np.cumsum(named.sum(axis=1)))
     found = residuals(keys, whitened.biased, rows, starts, supports[named], weights[named])
-    right = found.right & (inside.depth > max(ROUNDING, whitened.noise()))
-    for a in np.flatnonzero(right):
-        name = int(names[rows[a]])
-        solution.weights[name] = (names[supports[a, named[a]]], weights[a, named[a]], float(found.length[a]))
-        solution.degenerate[name] = flat or inside.depth[a] <= CLEAR
-    return unclear + [int(row) for row in rows[~right]]
+    right = found.right
+    degenerate[rows[right]] = flat | (depth[right] <= CLEAR)
+    kept = named & right[:, None]
+    starts = np.append(0, np.cumsum(named[right].sum(axis=1)))
+    return Certificates.of_weights(
+        (len(keys),), rows[right], starts, supports[kept], weights[kept], found.length[right]
+    )
 
 
-def _record_near_ties(keys: Floats, whitened: Whitened, rows: list[int], names: Ints, solution: Solution) -> None:
-    budget = Budget(EXACT_ENTRIES)
-    for row in rows:
-        name = int(names[row])
-        solution.degenerate[name] = True
-        settled = settle(keys, whitened, row, budget)
+def _near_ties(keys: Floats, whitened: Whitened, rows: Ints) -> list[Certificates]:
+    """What exact arithmetic shows of the keys that floats leave open, one by one while its budget lasts."""
+    budget, count, parts = Budget(EXACT_ENTRIES), len(keys), []
+    for row in rows[:, None]:
+        settled = settle(keys, whitened, int(row[0]), budget)
         if settled is None:
             continue
         if settled.query is not None:
-            margin = margins(keys, np.array([row]), settled.query[None]).least
-            solution.queries[name] = (settled.query, float(margin[0]))
+            query = settled.query[None]
+            parts.append(Certificates.of_queries((count,), row, query, margins(keys, row, query).least))
         else:
             assert settled.indices is not None
             assert settled.weights is not None
             starts = np.array([0, len(settled.weights)])
-            found = residuals(keys, whitened.biased, np.array([row]), starts, settled.indices, settled.weights)
-            solution.weights[name] = (names[settled.indices], settled.weights, float(found.length[0]))
+            length = residuals(keys, whitened.biased, row, starts, settled.indices, settled.weights).length
+            parts.append(Certificates.of_weights((count,), row, starts, settled.indices, settled.weights, length))
+    return parts

@@ -31,6 +31,11 @@ def save_certificates(result: Selectable, path: str | os.PathLike[str], *, force
     """Write the keys and all their certificates to a file ending in .npz; an existing one is replaced only by force."""
     target = Path(path)
     require_writable(target, force=force, endings=(".npz",))
+    write_whole(certificate_bytes(result), target)
+
+
+def certificate_bytes(result: Selectable) -> bytes:
+    """What a file of certificates holds."""
     arrays: dict[str, NDArray[Any]] = {
         "format": np.array(FORMAT),
         "sha256": np.array(keys_digest(result.keys, result.bias, result.reach)),
@@ -46,16 +51,25 @@ def save_certificates(result: Selectable, path: str | os.PathLike[str], *, force
         arrays["coordinates"] = result.certificates.coordinates
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **arrays)
-    write_whole(file.getvalue(), target)
+    return file.getvalue()
 
 
 def verify_certificates(path: str | os.PathLike[str], keys: Any = None) -> tuple[bool, str]:
     """Whether a file of certificates proves what it says, and of these keys if they are given; and why, or why not."""
     try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        return False, f"{path} can't be read: {first_line(error)}"
+    return verify_bytes(content, str(path), keys)
+
+
+def verify_bytes(content: bytes, name: str, keys: Any = None) -> tuple[bool, str]:
+    """The same for what a file of that name holds."""
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        return False, f"{path} is not a readable .npz file: {first_line(error)}"
+    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        return False, f"{name} is not a readable .npz file: {first_line(error)}"
     fault = _form_fault(arrays)
     if fault is not None:
         return False, fault

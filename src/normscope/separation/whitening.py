@@ -64,10 +64,11 @@ class Whitened:
             return np.asarray(sized / np.linalg.norm(sized, axis=1, keepdims=True))
 
 
-def whiten(keys: Floats, biased: bool) -> Whitened:
-    """Round coordinates for distinct keys (n, D), n ≥ 2."""
+def whiten(keys: Floats, biased: bool, *, weakest: float = 0.0) -> Whitened:
+    """Round coordinates for distinct keys (n, D), n ≥ 2, without directions whose spread is below weakest times the
+    largest."""
     centred, exponents = _centred(keys)
-    back, basis = _whitening_map(centred)
+    back, basis = _whitening_map(centred, weakest)
     ray, tilt = None, None
     if biased:
         away = -basis @ basis[-1]
@@ -91,10 +92,10 @@ def _exponents(values: Floats) -> Ints:
     return np.asarray(np.frexp(np.abs(values).max(axis=0))[1], np.int64)
 
 
-def _whitening_map(centred: Floats) -> tuple[Floats, Floats]:
+def _whitening_map(centred: Floats, weakest: float) -> tuple[Floats, Floats]:
     """T and an orthonormal basis (D, r) of the span of the keys."""
     count, channels = centred.shape
-    if count > channels:
+    if count > channels and not weakest:
         try:
             lower = np.linalg.cholesky(centred.T @ centred / count)
         except np.linalg.LinAlgError:
@@ -103,5 +104,6 @@ def _whitening_map(centred: Floats) -> tuple[Floats, Floats]:
         if pivots.min() > 1e-5 * pivots.max():
             return np.linalg.inv(lower).T, np.eye(channels)
     _, strengths, axes = np.linalg.svd(centred, full_matrices=False)
-    basis = axes[strengths > 8 * max(count, channels) * np.finfo(float).eps * strengths[0]].T
+    noise = max(weakest, 8 * max(count, channels) * np.finfo(float).eps)
+    basis = axes[strengths > noise * strengths[0]].T
     return basis * (np.sqrt(count) / strengths[: basis.shape[1]]), basis

@@ -8,6 +8,8 @@ from rich.console import RenderableType
 from rich.markup import escape as escape_markup
 from rich.table import Table
 
+LONGEST = 24  # characters of one
+
 
 @singledispatch
 def tables(result: Any) -> list[RenderableType]:
@@ -33,3 +35,12 @@ def duration(seconds: float) -> str:
 def escape(name: str) -> str:
     """A name from a checkpoint as a terminal may show it: no markup, no control characters."""
     return escape_markup("".join(character if character.isprintable() else "�" for character in name))
+
+
+def readable(text: str) -> str:
+    """A token in quotes, blanks and control characters made visible, cut to fit.
+
+    >>> print(readable(" the"), readable("\\x1b[2J"), readable("\\u202e"))
+    ' the' '\\x1b[2J' '\\u202e'
+    """
+    return repr(text if len(text) <= LONGEST else f"{text[:LONGEST]}…")

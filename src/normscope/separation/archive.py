@@ -1,0 +1,41 @@
+"""Certificates of many sets of keys in one file: a .zip of .npz files, each as `save_certificates` writes it."""
+
+import io
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from normscope.checks import first_line
+from normscope.files import require_writable, write_whole
+from normscope.separation.selectable import Selectable
+from normscope.separation.storage import certificate_bytes, verify_bytes
+
+ENDINGS = (".zip",)
+
+
+def save_archive(answers: Mapping[str, Selectable], path: str | os.PathLike[str], *, force: bool = False) -> None:
+    """Write all answers, each under its name, to a file ending in .zip; an existing one is replaced only by force."""
+    target = Path(path)
+    require_writable(target, force=force, endings=ENDINGS)
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, answer in answers.items():  # a ZipInfo is dated 1980: equal answers give equal files
+            archive.writestr(zipfile.ZipInfo(f"{name}.npz"), certificate_bytes(answer))
+    write_whole(file.getvalue(), target)
+
+
+def verify_archive(path: str | os.PathLike[str]) -> tuple[bool, str]:
+    """Whether every file of an archive proves what it says; and why, or which one does not."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            for name in names:
+                holds, reason = verify_bytes(archive.read(name), name)
+                if not holds:
+                    return False, f"{name}: {reason.removeprefix(f'{name} ')}"
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
+        return False, f"{path} is not a readable .zip file: {first_line(error)}"
+    if not names:
+        return False, f"{path} holds no certificates"
+    return True, f"{len(names)} sets of keys, every certificate holds"

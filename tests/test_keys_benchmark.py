@@ -1,0 +1,148 @@
+"""normscope bench keys: a small run fits its schema and adds up, and the document says what the full run says."""
+
+import dataclasses
+import io
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import jsonschema
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from normscope.benchmarks import keys, requirements
+from normscope.benchmarks.key_sets import KINDS
+from normscope.cli.bench_keys import bench_keys
+from normscope.report.key_benchmark_picture import key_growth_picture
+from normscope.report.tables import duration, tables
+from normscope.report.tables.key_benchmark import ratio
+
+DOCS = Path(__file__).parent.parent / "docs"
+SCHEMA = json.loads(files("normscope").joinpath("schemas/bench_keys.json").read_text(encoding="utf-8"))
+APP = typer.Typer()
+APP.command()(bench_keys)
+
+
+@pytest.fixture(scope="module")
+def quick():
+    return keys.run(keys.QUICK)
+
+
+def test_every_set_of_the_plan_is_measured_and_every_key_accounted_for(quick):
+    assert [(row.kind, row.keys, row.channels) for row in quick.sets] == list(keys.QUICK.sets)
+    for row in quick.sets:
+        assert row.certificates_hold
+        assert row.published.reflected + row.published.programs == row.keys
+        assert row.published.reflections_timed == row.highs.programs == row.keys
+        assert row.highs.programs_timed == keys.QUICK.programs
+        assert 0 < row.published.programs_timed <= keys.QUICK.programs
+
+
+def test_ratios_are_times_over_ours_and_no_verdict_differs(quick):
+    for timing in (*quick.sets, quick.heads, quick.grid):
+        for other in (timing.published, timing.highs):
+            assert other.ratio == pytest.approx(other.seconds / timing.normscope_seconds)
+            assert other.seconds >= other.reflection_seconds
+            assert (other.failures, other.disagreements) == (0, 0)
+
+
+def test_the_heads_take_the_others_as_often_as_one_set_of_each_kind(quick):
+    rows = {(row.kind, row.keys): row for row in quick.sets}
+    expected = 2 * rows["anisotropic", 64].published.seconds + rows["heavy-tailed", 64].published.seconds
+    assert quick.heads.published.seconds == pytest.approx(expected)
+    assert (quick.heads.sets, quick.heads.keys) == (3, 192)
+
+
+def test_the_grid_counts_every_problem_and_scales_the_others_up_to_all(quick):
+    assert quick.grid.sets == 2 * 3 * 4
+    assert quick.grid.keys == 4 * 3 * (3 + 4)
+    assert quick.grid.highs.programs_timed == 3 + 4  # one set of the first cell, one of the fifth
+    assert quick.grid.highs.programs == (3 + 4) * quick.grid.sets / 2
+
+
+def test_the_full_plan_has_the_sets_that_its_heads_are_made_of():
+    assert {("anisotropic", 1024, 64), ("heavy-tailed", 1024, 64)} <= set(keys.FULL.sets)
+    assert {kind for kind, _, _ in keys.FULL.sets} <= set(KINDS)
+    sizes, widths, runs = keys.FULL.grid
+    assert len(sizes) * len(widths) * runs == 75_400
+
+
+def test_larger_sets_than_the_licence_allows_are_compared_with_open_programs_only():
+    plan = dataclasses.replace(keys.QUICK, programs=1)
+    row = keys._time_set("Gaussian", 2048, 2, plan)
+    assert row.published is None
+    assert (row.highs.programs, row.highs.programs_timed) == (2048, plan.rounds)
+
+
+def test_the_command_prints_json_that_fits_its_schema_and_draws(tmp_path):
+    picture = tmp_path / "growth.svg"
+    done = CliRunner().invoke(APP, ["--quick", "--json", "--picture", str(picture)])
+    assert done.exit_code == 0
+    jsonschema.validate(json.loads(done.stdout), SCHEMA, cls=jsonschema.Draft202012Validator)
+    assert "<svg" in picture.read_text(encoding="utf-8")
+
+
+def test_the_picture_shows_growth_with_the_keys_and_leaves_out_what_was_not_run(quick):
+    largest = dataclasses.replace(quick.sets[-1], published=None)
+    figure = key_growth_picture(dataclasses.replace(quick, sets=(*quick.sets[:-1], largest)))
+    _, by_keys = figure.axes
+    points = {line.get_label(): len(line.get_xdata()) for line in by_keys.lines}
+    assert points == {"normscope, d = 8": 2, "published procedure, d = 8": 1, "HiGHS, one program per key, d = 8": 2}
+
+
+def test_the_table_fits_a_hundred_columns_and_says_what_was_timed(quick):
+    console = Console(width=100, file=io.StringIO())
+    for part in tables(quick):
+        console.print(part)
+    shown = console.file.getvalue()
+    row = quick.sets[0]
+    assert f"{row.published.programs_timed}/{row.published.programs}" in shown
+    assert ratio(row.highs.ratio) in shown
+    assert duration(row.normscope_seconds) in shown
+    assert "Every certificate held." in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_without_the_solvers_one_line_names_what_to_install(monkeypatch):
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs scipy and gurobipy: pip install normscope\[bench\]"):
+        keys.run(keys.QUICK)
+
+
+def test_the_figures_of_the_document_are_those_of_the_run():
+    text = (DOCS / "selectable-speed.md").read_text(encoding="utf-8")
+    run = json.loads((DOCS / "results" / "keys.json").read_text(encoding="utf-8"))
+    jsonschema.validate(run, SCHEMA, cls=jsonschema.Draft202012Validator)
+    for row in run["sets"]:
+        assert document_row(row["kind"], f"{row['keys']:,} × {row['channels']}", row) in text
+    for job in ("heads", "grid"):
+        assert document_row(job, f"{run[job]['sets']:,} sets", run[job]) in text
+    timings = [*run["sets"], run["heads"], run["grid"]]
+    others = [timing[way] for timing in timings for way in ("published", "highs") if timing[way]]
+    assert all(timing["certificates_hold"] for timing in timings)
+    assert sum(other["disagreements"] + other["failures"] for other in others) == 0
+    for name in ("scipy", "gurobipy"):
+        assert f"{name} {run[name]}" in text
+
+
+def test_the_counts_of_the_document_are_those_of_the_agreement():
+    text = (DOCS / "selectable-speed.md").read_text(encoding="utf-8")
+    run = json.loads((DOCS / "results" / "keys-agreement.json").read_text(encoding="utf-8"))
+    assert run["holds"]
+    assert run["compared"] >= 20_000
+    assert f"{run['compared']:,} keys compared, {len(run['disagreements'])} judged differently" in text
+
+
+def document_row(name, size, timing):
+    """A row of the document's table."""
+    cells = [name, size, f"{timing['keys'] - timing['selectable']:,}", duration(timing["normscope_seconds"])]
+    published, highs = timing["published"], timing["highs"]
+    if published is None:
+        cells += ["", "", ""]
+    else:
+        counts = f"{published['programs_timed']} of {published['programs']:,}"
+        cells += [duration(published["seconds"]), ratio(published["ratio"]), counts]
+    cells += [duration(highs["seconds"]), ratio(highs["ratio"]), str(highs["programs_timed"])]
+    return f"| {' | '.join(cells)} |"
