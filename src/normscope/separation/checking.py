@@ -22,7 +22,7 @@ from normscope.checks import Floats
 from normscope.separation.certificates import Certificates, Ints
 
 UNIT = 2.0**-53
-BLOCK = 2**18  # scores at a time
+BLOCK = 2**16  # scores at a time
 
 
 def first_fault(

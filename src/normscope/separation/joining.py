@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from normscope.separation.certificates import Certificates
+from normscope.separation.certificates import Certificates, Ints
 
 
 def placed(parts: Mapping[int, Certificates], shape: tuple[int, ...]) -> list[Certificates]:
@@ -30,9 +30,9 @@ def joined(parts: Sequence[Certificates], shape: tuple[int, ...], channels: int)
     """One for many parts of the same batch, each of them for other keys, in the order of the keys."""
     parts = [Certificates.of_queries(shape, np.zeros(0, np.int64), np.zeros((0, channels)), np.zeros(0)), *parts]
     query_keys = np.concatenate([part.query_keys for part in parts])
-    by_query = np.argsort(query_keys)
+    by_query = _order(query_keys)
     weight_keys = np.concatenate([part.weight_keys for part in parts])
-    by_weight = np.argsort(weight_keys)
+    by_weight = _order(weight_keys)
     lengths = np.concatenate([np.diff(part.starts) for part in parts])
     before = (np.cumsum(lengths) - lengths)[by_weight]
     lengths = lengths[by_weight]
@@ -49,3 +49,8 @@ def joined(parts: Sequence[Certificates], shape: tuple[int, ...], channels: int)
         weights=np.concatenate([part.weights for part in parts])[entries],
         residuals=np.concatenate([part.residuals for part in parts])[by_weight],
     )
+
+
+def _order(keys: Ints) -> Ints | slice:
+    """What sorts ascending keys: everything as it is, if they are sorted, so that large arrays are not copied."""
+    return slice(None) if (np.diff(keys) > 0).all() else np.argsort(keys)
