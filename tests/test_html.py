@@ -138,7 +138,8 @@ def test_every_norm_has_a_row_an_option_and_its_facts(elements):
 
 def test_landing_is_shown_only_with_a_text(elements, with_text):
     data = data_of(elements)
-    assert ("nearness" in data["depth"]) == ("means" in data["depth"]) == with_text
+    assert ("nearness" in data["depth"]) == ("means" in data["depth"]) == ("bending" in data["depth"]) == with_text
+    assert (["H in g groups over H as it is", "2: 2.2×, 16: 30×"] in data["norms"][0]["facts"]) == with_text
     assert (data["norms"][0]["points"] is not None) == with_text
 
 

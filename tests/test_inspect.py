@@ -11,6 +11,7 @@ from torch import nn
 import normscope
 import normscope.models.load
 import normscope.studies.inspection
+from normscope.capacity.nonlinearity import nonlinearity
 from normscope.data import bundled_model, sample_text
 from oracles import dense_lengths
 from tiny_models import tiny_model
@@ -126,6 +127,10 @@ def test_a_text_shows_where_the_inputs_land_as_capture_sees_them():
         risk = np.abs(x.mean(axis=1)) / x.std(axis=1)
         assert norm.landing.mean_over_sigma.median == pytest.approx(np.median(risk), rel=1e-5)
         assert norm.landing.mean_over_sigma_max == pytest.approx(risk.max(), rel=1e-5)
+        bent = nonlinearity(normscope.find(bundled_model())[norm.name].norm, x)
+        assert norm.landing.nonlinearity.median == pytest.approx(np.median(bent), rel=1e-4)
+        assert [entry.groups for entry in norm.landing.group_factors] == [2, 4, 8, 16]
+        assert all(entry.factor.median > 1 for entry in norm.landing.group_factors)
         assert norm.profile.points.shape == (min(tokens, 400), 3)
         inside = np.sum((norm.profile.points / norm.profile.longest) ** 2, axis=1)
         assert np.all(inside <= 1 + 1e-9)

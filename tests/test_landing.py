@@ -4,6 +4,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from normscope import Norm
+from normscope.capacity.nonlinearity import nonlinearity
 from normscope.studies.landing import KEPT, LandingGatherer
 from strategies import seeds
 
@@ -73,6 +74,7 @@ def test_constant_and_zero_inputs_have_figures_too():
     assert landing.nearness.high == 0.0
     assert landing.rms_angle is None
     assert landing.mean_over_sigma_max == np.finfo(float).max  # infinite, as far as JSON can say
+    assert landing.nonlinearity.median == np.finfo(float).max
 
 
 def test_without_inputs_there_is_nothing_to_say():
@@ -94,6 +96,43 @@ def test_a_norm_without_scaling_has_no_nearness():
     landing = gathered(Norm(gain=np.ones(4), scale=False), np.random.default_rng(0).normal(size=(9, 4))).result()
     assert landing.nearness is None
     assert landing.ones_share is not None
+
+
+@pytest.mark.parametrize(("project", "others"), [(True, [2, 3, 4]), (False, [2, 3, 4, 6])])
+def test_bending_and_its_factors_are_quantiles_over_the_inputs(project, others):
+    rng = np.random.default_rng(0)
+    gain, x = rng.normal(size=12), rng.normal(size=(70, 12))
+    landing = gathered(Norm(gain=gain, project=project), x).result()
+    now = nonlinearity(Norm(gain=gain, project=project), x)
+    bent = landing.nonlinearity
+    assert [bent.low, bent.median, bent.high] == pytest.approx(np.quantile(now, [0.05, 0.5, 0.95]))
+    assert [entry.groups for entry in landing.group_factors] == others
+    for entry in landing.group_factors:
+        factor = nonlinearity(Norm(gain=gain, project=project, groups=entry.groups), x) / now
+        measured = [entry.factor.low, entry.factor.median, entry.factor.high]
+        assert measured == pytest.approx(np.quantile(factor, [0.05, 0.5, 0.95]))
+
+
+@pytest.mark.parametrize("place", ["inside", "outside", "floor"])
+def test_bending_knows_where_eps_sits(place):
+    norm, x = Norm(gain=np.ones(6), eps=0.5), np.random.default_rng(0).normal(size=(9, 6))
+    gatherer = LandingGatherer(norm, place)
+    gatherer.add(x)
+    expected = np.median(nonlinearity(norm, x, eps_place=place))
+    assert gatherer.result().nonlinearity.median == pytest.approx(expected)
+
+
+def test_inputs_at_which_a_norm_does_not_bend_have_no_factor():
+    norm = Norm(gain=np.ones(6), eps=1e-5)
+    assert gathered(norm, np.ones((5, 6))).result().group_factors == ()
+    bent = np.array([[1.0, 2.0, 3.0, 3.0, 1.0, 2.0]])
+    (entry,) = gathered(norm, np.concatenate([np.ones((5, 6)), bent])).result().group_factors
+    assert (entry.groups, entry.factor.median) == (2, pytest.approx(1.0, rel=1e-4))
+
+
+def test_a_norm_without_scaling_does_not_bend():
+    landing = gathered(Norm(gain=np.ones(6), scale=False), np.random.default_rng(0).normal(size=(9, 6))).result()
+    assert (landing.nonlinearity.high, landing.group_factors) == (0.0, ())
 
 
 def test_variance_along_the_dead_direction_keeps_its_digits_beside_a_large_mean():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normscope.report.words import headline, highlights
-from normscope.studies.inspection import Inspection, Landing, NormGeometry, Spread
+from normscope.studies.inspection import GroupFactor, Inspection, Landing, NormGeometry, Spread
 
 CALM_LANDING = Landing(
     inputs=100,
@@ -16,6 +16,8 @@ CALM_LANDING = Landing(
     mean_over_sigma_max=1.0,
     dead_variance=0.1,
     rms_angle=Spread(0.1, 0.2, 0.3),
+    nonlinearity=Spread(0.5, 1.0, 2.0),
+    group_factors=(GroupFactor(2, Spread(2.1, 2.2, 2.4)), GroupFactor(16, Spread(20.0, 30.0, 50.0))),
 )
 
 
@@ -110,6 +112,22 @@ def test_what_is_odd_is_named_with_its_number(changes, said):
     assert [sentence for sentence in words_about(**changes) if re.search(said, sentence)]
 
 
+def test_norms_that_bend_far_more_than_others_are_named():
+    little = calm_norm("last", landing=replace(CALM_LANDING, nonlinearity=Spread(1e-6, 2e-6, 3e-6)))
+    much = calm_norm("first", landing=replace(CALM_LANDING, nonlinearity=Spread(0.1, 4.0, 9.0)))
+    said = highlights(inspection(calm_norm(landing=CALM_LANDING), much, little))
+    expected = "first bends 2,000,000 times as much at its inputs as last (median H 4 against 2e-06): "
+    assert [sentence for sentence in said if sentence.startswith(expected)]
+
+
+@pytest.mark.parametrize("low", [0.0, 1e-320, 0.5])
+def test_ratios_of_bending_that_say_nothing_are_left_out(low):
+    little = calm_norm("last", landing=replace(CALM_LANDING, nonlinearity=Spread(low, low, low)))
+    assert not [
+        sentence for sentence in highlights(inspection(calm_norm(landing=CALM_LANDING), little)) if "bends" in sentence
+    ]
+
+
 def test_an_rmsnorm_keeps_what_lies_along_the_ones_vector():
     landing = replace(CALM_LANDING, ones_share=Spread(0.1, 0.4, 0.7))
     assert "which it keeps" in " ".join(words_about(kind="rmsnorm", landing=landing))
@@ -151,7 +169,7 @@ counts = st.none() | st.integers(0, 64)
 def any_norm(draw):
     spread = st.none() | st.builds(Spread, *[st.floats(0, 1e6)] * 3)
     landing = st.none() | st.builds(
-        Landing, st.integers(1, 9), spread, spread, spread, st.floats(0, 1e6), st.none(), spread
+        Landing, st.integers(1, 9), spread, spread, spread, st.floats(0, 1e6), st.none(), spread, spread, st.just(())
     )
     return calm_norm(
         kind=draw(st.sampled_from(["layernorm", "rmsnorm", "lng", "projection", "affine", "unknown"])),

@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from normscope.capacity.nonlinearity import bending, nonlinearity
+    from normscope.capacity.scatter import lssr, scatter, ssr
     from normscope.geometry import Ellipsoid, EllipsoidSum
     from normscope.models.capture import capture
     from normscope.models.find import find
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from normscope.studies.inspect import inspect
     from normscope.studies.keys import keys
     from normscope.studies.ranges import ranges
+    from normscope.studies.separability import separability
+    from normscope.studies.vocab import vocab
 
 __version__ = "0.1.0"
 
@@ -28,14 +32,21 @@ _HOMES = {
     "EllipsoidSum": "normscope.geometry",
     "Norm": "normscope.norm",
     "Selectable": "normscope.separation.selectable",
+    "bending": "normscope.capacity.nonlinearity",
     "capture": "normscope.models.capture",
     "find": "normscope.models.find",
     "inspect": "normscope.studies.inspect",
     "keys": "normscope.studies.keys",
+    "lssr": "normscope.capacity.scatter",
+    "nonlinearity": "normscope.capacity.nonlinearity",
     "ranges": "normscope.studies.ranges",
     "save_certificates": "normscope.separation.storage",
+    "scatter": "normscope.capacity.scatter",
     "selectable": "normscope.separation.selectable",
+    "separability": "normscope.studies.separability",
+    "ssr": "normscope.capacity.scatter",
     "verify_certificates": "normscope.separation.storage",
+    "vocab": "normscope.studies.vocab",
 }
 
 __all__ = [
@@ -44,14 +55,21 @@ __all__ = [
     "Norm",
     "Selectable",
     "__version__",
+    "bending",
     "capture",
     "find",
     "inspect",
     "keys",
+    "lssr",
+    "nonlinearity",
     "ranges",
     "save_certificates",
+    "scatter",
     "selectable",
+    "separability",
+    "ssr",
     "verify_certificates",
+    "vocab",
 ]
 
 

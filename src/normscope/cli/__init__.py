@@ -17,7 +17,9 @@ from normscope.cli.inspect import inspect
 from normscope.cli.keys import keys
 from normscope.cli.options import printable
 from normscope.cli.ranges import ranges
+from normscope.cli.separability import separability
 from normscope.cli.verify import verify
+from normscope.cli.vocab import vocab
 
 app = typer.Typer(
     help="What the normalization layers of a neural network really do.",
@@ -25,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (inspect, ranges, keys, verify):
+for command in (inspect, ranges, keys, vocab, separability, verify):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

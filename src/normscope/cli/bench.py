@@ -46,3 +46,11 @@ def bench_inspect(json: JsonFlag = False) -> None:
     from normscope.benchmarks.inspect import run
 
     show(run(), json)
+
+
+@bench.command("vocab")
+def bench_vocab(json: JsonFlag = False) -> None:
+    """Own directions over a table of GPT-2's shape, 50,257 × 768, and their check (about five minutes)."""
+    from normscope.benchmarks.vocab import run
+
+    show(run(), json)

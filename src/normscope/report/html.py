@@ -127,6 +127,14 @@ def _depth_figures(norms: Sequence[NormGeometry]) -> dict[str, Figure]:
             log=True,
             risk=RISKY_MEAN,
         ),
+        "bending": _across_depth(
+            norms,
+            _landing_band(lambda landing: landing.nonlinearity),
+            title="How much norms bend at their inputs, across depth",
+            band="median, with 5% to 95% of the inputs",
+            unit="H, squared size of the second derivative",
+            log=True,
+        ),
     }
     return {name: figure for name, figure in figures.items() if figure["data"]}
 
@@ -396,11 +404,17 @@ def _facts(norm: NormGeometry) -> list[tuple[str, str]]:
         facts.append(("problem", norm.problem))
     if norm.landing is not None:
         facts.append(("inputs of the text", f"{norm.landing.inputs:,}"))
+        facts.append(("H in g groups over H as it is", _factors(norm.landing)))
     return facts
 
 
 def _names(names: tuple[str, ...] | None, unknown: str) -> str:
     return unknown if names is None else ", ".join(names) or "nothing"
+
+
+def _factors(landing: Landing) -> str:
+    """Medians over the inputs, for every admissible number of groups."""
+    return ", ".join(f"{entry.groups}: {entry.factor.median:.3g}×" for entry in landing.group_factors) or "no other g"
 
 
 def _channels(channels: tuple[Channel, ...] | None) -> str:

@@ -7,6 +7,7 @@ from math import isfinite
 
 from normscope.studies.inspection import Inspection, Landing, NormGeometry, Spread
 from normscope.studies.ranges import Ranges
+from normscope.studies.separability import Separability
 
 Value = str | int | float | None
 
@@ -72,6 +73,26 @@ def ranges_html(ranges: Ranges) -> str:
         for layer in ranges.layers
     ]
     return _table(f"Ranges of {ranges.model}", headings, rows)
+
+
+def separability_html(result: Separability) -> str:
+    """A table of the norms, with SSR and LSSR before and after each; LSSR that is trivially 0 is left out."""
+    headings = [
+        ("norm", "module path, as in the checkpoint"),
+        ("kind", "which member of the family it is"),
+        ("SSR before", "share of the scatter of its inputs that is within classes"),
+        ("SSR after", "the same of its outputs"),
+        ("LSSR before", "the least SSR that a linear map of its inputs reaches"),
+        ("LSSR after", "the same of its outputs"),
+    ]
+    rows: list[list[Value]] = []
+    for norm in result.norms:
+        sides = (norm.before, norm.after)
+        shares = [None if side is None else side.ssr for side in sides]
+        least = [None if side is None or side.trivial else side.lssr for side in sides]
+        rows.append([norm.name, norm.kind, *shares, *least])
+    caption = f"{result.samples} inputs of {result.classes} classes at the norms of {result.model}"
+    return _table(caption, headings, rows)
 
 
 def _table(caption: str, headings: Sequence[tuple[str, str]], rows: Sequence[Sequence[Value]]) -> str:
@@ -166,5 +187,15 @@ LANDING = [
         "LN–RMS angle",
         "degrees between the input and its projection (median)",
         _median(lambda landing: landing.rms_angle),
+    ),
+    Column(
+        "H",
+        "how much it bends at its inputs: squared size of the second derivative (median)",
+        _median(lambda landing: landing.nonlinearity),
+    ),
+    Column(
+        "H in groups",
+        "by what factor H would grow in the number of groups that brings most, with the same weights (median)",
+        _landing(lambda landing: max((entry.factor.median for entry in landing.group_factors), default=None)),
     ),
 ]

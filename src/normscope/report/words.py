@@ -14,6 +14,7 @@ FAR_FROM_SURFACE = 0.95  # median nearness below this
 MUCH_ALONG_ONES = 0.1  # median share of |x|² above this
 FAR_ABOVE_MEDIAN, VERY_ANISOTROPIC = 2.0, 100.0
 FEW_AXES = 0.1  # participation ratio over dimension below this
+BENDS_FAR_MORE = 1e3  # median H of one norm over that of another
 
 KINDS = {
     "layernorm": "LayerNorm",
@@ -54,6 +55,7 @@ def highlights(inspection: Inspection) -> list[str]:
             _anisotropy(norms),
             _along_ones(norms),
             _few_axes(norms),
+            _bending(norms),
             _unbounded(norms),
         )
         if sentence
@@ -197,6 +199,19 @@ def _few_axes(norms: Norms) -> str | None:
 
 def _share_of_axes(norm: NormGeometry) -> float | None:
     return norm.participation_ratio / norm.dimension if norm.participation_ratio and norm.dimension else None
+
+
+def _bending(norms: Norms) -> str | None:
+    amounts = [(norm, value) for norm, value in _landed(norms, lambda landing: _median(landing.nonlinearity)) if value]
+    if not amounts:
+        return None
+    (most, high), (least, low) = max(amounts, key=_second), min(amounts, key=_second)
+    if not isfinite(high / low) or high / low < BENDS_FAR_MORE:
+        return None
+    return (
+        f"{most.name} bends {_number(high / low)} times as much at its inputs as {least.name} "
+        f"(median H {_number(high)} against {_number(low)}): H falls with the fourth power of their size."
+    )
 
 
 def _unbounded(norms: Norms) -> str | None:

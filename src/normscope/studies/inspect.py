@@ -89,14 +89,14 @@ def _land(
                 if given is None:
                     continue
                 try:
-                    gatherers[name].add(_as_rows(given, inventory[name]))
+                    gatherers[name].add(as_rows(given, inventory[name]))
                 except ValueError as error:  # not finite, as where half precision overflows
                     raise ValueError(f"the input of {name}: {error}") from None
             captured.clear()
     return gatherers
 
 
-def _as_rows(given: Tensor, found: FoundNorm) -> Floats:
+def as_rows(given: Tensor, found: FoundNorm) -> Floats:
     """Inputs of a norm as rows of channels."""
     channels_last = given.movedim(found.axis, -1) if found.axis != -1 else given
     if found.size not in np.cumprod(channels_last.shape[::-1]):  # one axis, or several that are normalized together

@@ -18,6 +18,14 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class GroupFactor:
+    """By what factor a norm would bend more in this number of groups: H with them over H as it is, all else equal."""
+
+    groups: int
+    factor: Spread
+
+
+@dataclass(frozen=True)
 class Landing:
     """Where the real inputs of a norm land, over all tokens of a text."""
 
@@ -28,6 +36,8 @@ class Landing:
     mean_over_sigma_max: float
     dead_variance: float | None  # variance of the input along the dead direction over its mean variance per channel
     rms_angle: Spread | None  # degrees between the input and its projection: LayerNorm against RMSNorm
+    nonlinearity: Spread | None  # H, the squared size of the second derivative, with gains and eps
+    group_factors: tuple[GroupFactor, ...]  # for every admissible number of groups, in ascending order
 
 
 @dataclass(frozen=True)

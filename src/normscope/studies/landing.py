@@ -1,18 +1,20 @@
 """Where the real inputs of a norm land, gathered piece by piece in constant memory.
 
 Of each input x (Πx its projection): how near the surface of the ellipsoid its output lies; its share along the ones
-vector, |x − Πx|²/|x|²; |mean|/σ, which half precision must subtract away; and the angle between Πx and x, by which a
-LayerNorm differs from an RMSNorm there.
+vector, |x − Πx|²/|x|²; |mean|/σ, which half precision must subtract away; the angle between Πx and x, by which a
+LayerNorm differs from an RMSNorm there; and how much the norm bends there, H, with the factor that groups would bring.
 """
 
 import numpy as np
 
+from normscope.capacity.nonlinearity import admissible_groups, bending
 from normscope.checks import Floats
 from normscope.norm import Norm
-from normscope.studies.inspection import Landing, Spread
+from normscope.studies.inspection import GroupFactor, Landing, Spread
 
 KEPT = 4096  # values of a figure of which quantiles are taken: all of them, or a random sample
 POINTS = 400  # outputs kept for a picture
+LARGEST = np.finfo(float).max  # stands for infinity, which JSON can't say
 
 
 class LandingGatherer:
@@ -20,8 +22,7 @@ class LandingGatherer:
 
     def __init__(self, norm: Norm, eps_place: str | None = "inside", seed: int = 0) -> None:
         self._norm = norm
-        self._eps_place = eps_place
-        self._projection = Norm(gain=np.ones(norm.size), scale=False, groups=norm.groups)
+        self._eps_place = eps_place or "inside"
         self._dead = norm.ellipsoid.dead_direction
         self._origin: Floats | None = None  # the first input: sums of squares about it keep their digits
         self._inputs = 0
@@ -29,23 +30,30 @@ class LandingGatherer:
         self._squares = 0.0
         self._along, self._along_squares = 0.0, 0.0
         self._highest = 0.0
-        self._figures = {name: _Reservoir(seed) for name in ("nearness", "ones_share", "mean_over_sigma", "rms_angle")}
+        figures = ("nearness", "ones_share", "mean_over_sigma", "rms_angle", "nonlinearity")
+        self._figures = {name: _Reservoir(seed) for name in figures}
+        self._factors = {groups: _Reservoir(seed) for groups in admissible_groups(norm)}
         self._outputs: list[Floats] = []
 
     def add(self, x: Floats) -> None:
         """Inputs of shape (n, N)."""
         norm = self._norm
-        projected = self._projection(x)
-        size, rest = np.linalg.norm(x, axis=1), np.linalg.norm(projected, axis=1)
-        some = size > 0
-        share = 1 - (rest[some] / size[some]) ** 2
-        self._figures["ones_share"].add(np.clip(share, 0.0, 1.0))
-        risk = _mean_over_sigma(x.reshape(len(x), norm.groups, -1))
+        bent = bending(norm, x, eps_place=self._eps_place)
+        self._figures["nonlinearity"].add(np.minimum(bent.nonlinearity, LARGEST))
+        for groups, factor in bent.factors.items():
+            self._factors[groups].add(np.minimum(factor[~np.isnan(factor)], LARGEST))
+        grouped = x.reshape(len(x), norm.groups, norm.size // norm.groups)
+        mean, sigma = _mean_and_sigma(grouped)
+        ones, rest = np.linalg.norm(mean, axis=1), np.linalg.norm(sigma, axis=1)  # |x − Πx| and |Πx|, over √c
+        size = np.hypot(ones, rest)
+        self._figures["ones_share"].add((ones[size > 0] / size[size > 0]) ** 2)
+        self._figures["rms_angle"].add(np.degrees(np.arctan2(ones, rest))[rest > 0])
+        risk = _ratio_of_worst(np.abs(mean), sigma)
         self._figures["mean_over_sigma"].add(risk)
         self._highest = max(self._highest, float(risk.max(initial=0.0)))
-        self._figures["rms_angle"].add(_angles(projected, x))
         if norm.scales:
-            self._figures["nearness"].add(self._nearness(x).min(axis=-1))
+            root = sigma if norm.projects else np.hypot(mean, sigma)
+            self._figures["nearness"].add(self._nearness(root).min(axis=-1))
         if self._origin is None and len(x):
             self._origin = x[0]
         self._inputs += len(x)
@@ -73,6 +81,12 @@ class LandingGatherer:
             mean_over_sigma_max=self._highest,
             dead_variance=self._dead_variance(),
             rms_angle=spread["rms_angle"],
+            nonlinearity=spread["nonlinearity"],
+            group_factors=tuple(
+                GroupFactor(groups, factor)
+                for groups, reservoir in self._factors.items()
+                if (factor := reservoir.spread()) is not None
+            ),
         )
 
     def points(self) -> Floats | None:
@@ -81,14 +95,15 @@ class LandingGatherer:
             return None
         return (np.concatenate(self._outputs) - self._norm.bias) @ self._norm.ellipsoid.axes(3)
 
-    def _nearness(self, x: Floats) -> Floats:
-        """Of each group, with eps where the module has it: inside the root, outside it, or as a floor."""
-        if self._eps_place in (None, "inside"):
-            return self._norm.nearness(x)
-        projected = self._projection(x) if self._norm.projects else x
-        root = np.sqrt(np.mean(projected.reshape(len(x), self._norm.groups, -1) ** 2, axis=-1))
+    def _nearness(self, root: Floats) -> Floats:
+        """Of groups with this root mean square; eps is where the module has it."""
         eps = self._norm.eps
-        nearness: Floats = root / (root + eps) if self._eps_place == "outside" else root / np.maximum(root, eps)
+        divisor = {
+            "inside": np.hypot(root, np.sqrt(eps)),
+            "outside": root + eps,
+            "floor": np.maximum(root, eps),
+        }[self._eps_place]
+        nearness: Floats = np.divide(root, divisor, out=np.zeros(root.shape), where=divisor > 0)
         return nearness
 
     def _dead_variance(self) -> float | None:
@@ -100,12 +115,18 @@ class LandingGatherer:
         return max(0.0, (self._along_squares - self._along**2 / n) / n) / per_channel
 
 
-def _mean_over_sigma(grouped: Floats) -> Floats:
+def _mean_and_sigma(grouped: Floats) -> tuple[Floats, Floats]:
+    """Of each group, (n, groups). From its first channel on: what differs keeps its digits beside a large mean."""
+    shifted = grouped - grouped[..., :1]
+    centre = np.mean(shifted, axis=-1, keepdims=True)
+    sigma = np.sqrt(np.mean((shifted - centre) ** 2, axis=-1))
+    return (grouped[..., :1] + centre)[..., 0], sigma
+
+
+def _ratio_of_worst(mean: Floats, sigma: Floats) -> Floats:
     """|mean|/σ of the worst group, (n,); for a constant that is not zero the largest float stands for infinity."""
-    mean, sigma = np.abs(grouped.mean(axis=-1)), grouped.std(axis=-1)
-    largest = np.finfo(float).max
-    risk = np.divide(mean, sigma, out=np.where(mean > 0, largest, 0.0), where=sigma > 0)
-    worst: Floats = np.minimum(risk, largest).max(axis=-1)
+    risk = np.divide(mean, sigma, out=np.where(mean > 0, LARGEST, 0.0), where=sigma > 0)
+    worst: Floats = np.minimum(risk, LARGEST).max(axis=-1)
     return worst
 
 
@@ -132,12 +153,3 @@ class _Reservoir:
             return None
         low, median, high = np.quantile(self._values[: min(self._seen, KEPT)], (0.05, 0.5, 0.95))
         return Spread(float(low), float(median), float(high))
-
-
-def _angles(a: Floats, b: Floats) -> Floats:
-    """Degrees between the rows of a and b; rows without a direction are left out."""
-    sizes = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    some = sizes > 0
-    cosines = np.sum(a[some] * b[some], axis=1) / sizes[some]
-    angles: Floats = np.degrees(np.arccos(np.clip(cosines, -1.0, 1.0)))
-    return angles

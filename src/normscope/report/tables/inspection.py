@@ -16,6 +16,11 @@ LANDING_CAPTION = (
     "medians over all inputs; nearness: 1 is on the surface; along 1: share of |x|² that projection removes; "
     "dead var.: variance along the dead direction over that of a channel; angle: between LayerNorm and RMSNorm"
 )
+BENDING_CAPTION = (
+    "H: squared size of the second derivative at the inputs, 0 where the norm is affine: 5%, median, 95%; "
+    "g=…: by what factor H would grow with g groups of channels and the same weights, as in LN-G (medians)"
+)
+GROUP_COLUMNS = 6
 
 
 @tables.register
@@ -35,7 +40,7 @@ def _(result: Inspection) -> list[RenderableType]:
         )
     landed = [norm for norm in result.norms if norm.landing is not None]
     words = [Text(f"• {sentence}") for sentence in highlights(result)]
-    return [geometry, *([_landing_table(landed)] if landed else []), *words]
+    return [geometry, *([_landing_table(landed), _bending_table(landed)] if landed else []), *words]
 
 
 def _landing_table(norms: list[NormGeometry]) -> Table:
@@ -54,3 +59,32 @@ def _landing_table(norms: list[NormGeometry]) -> Table:
         angle = "–" if landing.rms_angle is None else f"{landing.rms_angle.median:.3g}°"
         table.add_row(escape(norm.name or "(the model)"), str(landing.inputs), *medians, highest, dead, angle)
     return table
+
+
+def _bending_table(norms: list[NormGeometry]) -> Table:
+    table = new_table("How much the norms bend there", BENDING_CAPTION, "norm")
+    known = {factor.groups for norm in norms if norm.landing for factor in norm.landing.group_factors}
+    shown = _evenly(sorted(known))
+    for heading in ("H 5%", "H", "H 95%", *(f"g={groups}" for groups in shown)):
+        table.add_column(heading, justify="right")
+    for norm in norms:
+        landing = norm.landing
+        assert landing is not None
+        spread = landing.nonlinearity
+        bending = (
+            ["–"] * 3 if spread is None else [f"{value:.3g}" for value in (spread.low, spread.median, spread.high)]
+        )
+        factors = {factor.groups: f"{factor.factor.median:.3g}×" for factor in landing.group_factors}
+        table.add_row(escape(norm.name or "(the model)"), *bending, *(factors.get(groups, "–") for groups in shown))
+    return table
+
+
+def _evenly(groups: list[int]) -> list[int]:
+    """As many as fit, the least and the largest among them.
+
+    >>> _evenly([2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64])
+    [2, 4, 8, 16, 32, 64]
+    """
+    if len(groups) <= GROUP_COLUMNS:
+        return groups
+    return [groups[round(place * (len(groups) - 1) / (GROUP_COLUMNS - 1))] for place in range(GROUP_COLUMNS)]

@@ -1,0 +1,1 @@
+"""How much a norm bends, and what networks with nothing but LayerNorm can do."""

@@ -1,0 +1,159 @@
+"""The nearest point of a hull, for tokens of a large table one at a time, up to a certificate that can be checked.
+
+What Wolfe's method leaves unclear is asked again among the few rivals that matter, by QR and then in whole numbers:
+weights found among some rivals are weights, and a vector counts if the checker finds that it beats all.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normscope.checks import Floats
+from normscope.separation.certificates import Ints
+from normscope.separation.inside import inside_simplex
+from normscope.separation.rational import Budget
+from normscope.separation.scores import LANES, tiles_of
+from normscope.separation.settle import settle
+from normscope.separation.solve import CLEAR, EXACT_ENTRIES
+from normscope.separation.table import View
+from normscope.separation.table_checking import reproduces
+from normscope.separation.whitening import Whitened, whiten
+from normscope.separation.wolfe import INSIDE, SEPARATED, WITNESSED, Cloud, Known, nearest_points
+
+FEW = 4  # rivals looked at again, over the number of channels
+STARTS = 3  # from which a token is asked again if its weights are not right
+ROUNDS = 8  # in which those that were missed are taken in
+
+
+@dataclass(frozen=True, eq=False)
+class Weighted:
+    """Weights of others that give a token's point; tied if not by far enough to be sure of small changes."""
+
+    indices: Ints
+    weights: Floats
+    tied: bool
+
+
+class NearestPoints:
+    """The tokens of a view, made round, to be asked one by one; by their number in the view."""
+
+    def __init__(self, view: View, wins: NDArray[np.bool_]) -> None:
+        self._view = view
+        self._whitened = whiten(view.keys(slice(None)), view.biased)
+        self._cloud, self._known = _room(self._whitened, wins)
+        self._ends: dict[int, tuple[Floats, Ints]] = {}  # where the search for a token ended: direction and support
+        self.squares = np.einsum("ij,ij->i", self._whitened.points, self._whitened.points)
+
+    def ask(self, token: int, rival: int) -> Floats | Weighted | None:
+        """A vector that may prefer the token, weights that rule out all vectors, or neither."""
+        for start in dict.fromkeys([rival, *self._other_starts(token)]):
+            status, direction, support = self._search(token, start)
+            self._ends[token] = direction, support
+            if status in (SEPARATED, WITNESSED):
+                return self._vector(self._whitened.queries(direction[None])[0])
+            found = self._weighted(token, support) if status == INSIDE else None
+            if found is not None:
+                return found
+        return self.ask_again(token)
+
+    def _search(self, token: int, start: int) -> tuple[int, Floats, Ints]:
+        """Status, direction and support."""
+        status, directions, supports = nearest_points(self._cloud, self._known, np.array([token]), np.array([start]))
+        return int(status[0]), directions[0], supports[0][supports[0] >= 0]
+
+    def _other_starts(self, token: int) -> list[int]:
+        """Where to begin again: another path ends in another simplex, which may be less thin."""
+        farthest = np.argpartition(-self.squares, min(STARTS, len(self.squares) - 1))[: STARTS + 1]
+        return [int(place) for place in farthest if place != token][:STARTS]
+
+    def ask_again(self, token: int) -> Floats | Weighted | None:
+        """The same for a near tie, among the rivals that matter."""
+        points = self._whitened.points
+        twin = self._if_right(token, np.array([nearest_to(points, self.squares, token)]), np.ones(1), tied=True)
+        if twin is not None:  # rows may be told apart by rounding only
+            return twin
+        direction, support = self._ends[token]
+        # Along the direction that was found, near ties are ahead; without one, it is the nearest that matter.
+        ahead = points @ direction if direction.any() else 2 * (points @ points[token]) - self.squares
+        ahead[token], ahead[support[support < len(points)]] = -np.inf, np.inf
+        few = np.argsort(-ahead, kind="stable")[: min(len(points) - 1, FEW * (points.shape[1] + 1))]
+        for _ in range(ROUNDS):
+            keys = self._view.keys(np.append(token, few))
+            settled = settle(keys, whiten(keys, self._view.biased), 0, Budget(EXACT_ENTRIES))
+            if settled is None:
+                return None
+            if settled.query is None:
+                assert settled.indices is not None
+                assert settled.weights is not None
+                return self._if_right(token, few[settled.indices - 1], settled.weights, tied=True)
+            missed = np.setdiff1d(self._ahead(token, settled.query), few)
+            if not len(missed):
+                return self._vector(settled.query)
+            few = np.append(few, missed[: points.shape[1]])
+        return None
+
+    def _ahead(self, token: int, query: Floats) -> Ints:
+        """Rivals that a query for the original keys does not put behind the token."""
+        mantissa, power = np.frexp(query)
+        power = power + self._whitened.exponents
+        scaled = np.ldexp(mantissa, power - power.max())
+        lead = (self._whitened.centred - self._whitened.centred[token]) @ scaled
+        lead[token] = -np.inf
+        return np.flatnonzero(lead >= 0)
+
+    def _vector(self, query: Floats) -> Floats:
+        return query[:-1] if self._view.biased else query
+
+    def _weighted(self, token: int, support: Ints) -> Weighted | None:
+        """Weights inside a simplex."""
+        if len(support) != self._whitened.points.shape[1] + 1:
+            return None
+        inside = inside_simplex(self._whitened, np.array([token]), support[None])
+        named = support < len(self._view)  # not the ray
+        weights = inside.weights[0, named]
+        found = self._if_right(token, support[named], weights / weights.sum(), tied=False)
+        if found is not None and not (inside.depth[0] > CLEAR or self._is_deep(token)):
+            found = replace(found, tied=True)
+        # A subspace that all tokens happen to lie in is one thing, what a norm leaves out is another.
+        flat = self._whitened.is_flat() and not self._view.reachable
+        return found and replace(found, tied=found.tied or flat)
+
+    def _is_deep(self, token: int) -> bool:
+        """Whether the token would still be inside if it were a little farther from the mean, which is deep inside.
+
+        A simplex of many corners is thin even where the hull is not. In round coordinates the hull holds a ball of
+        radius 1/longest around the mean, so what stays inside when it moves by a share δ is δ/longest deep.
+        """
+        points, tiles = self._cloud.points, self._cloud.tiles
+        place = (token // LANES, slice(points.shape[1]), token % LANES)
+        before = points[token].copy()
+        try:
+            points[token] *= 1 + CLEAR * self._cloud.longest**2
+            tiles[place] = points[token]
+            return self._search(token, int(self._other_starts(token)[0]))[0] == INSIDE
+        finally:
+            points[token] = before
+            tiles[place] = before
+
+    def _if_right(self, token: int, indices: Ints, weights: Floats, *, tied: bool) -> Weighted | None:
+        if not reproduces(self._view, token, indices, weights):
+            return None
+        return Weighted(self._view.names[indices], weights, tied)
+
+
+def nearest_to(points: Floats, squares: Floats, place: int) -> int:
+    """The point nearest to another, given the squares of all."""
+    nearness = 2 * (points @ points[place]) - squares
+    nearness[place] = -np.inf
+    return int(nearness.argmax())
+
+
+def _room(whitened: Whitened, wins: NDArray[np.bool_]) -> tuple[Cloud, Known]:
+    """The points, and no list of known ones: almost all are known to win, and all of them are asked at once."""
+    points, count = whitened.points, len(whitened.points)
+    ray = np.zeros(points.shape[1]) if whitened.ray is None else whitened.ray
+    cloud = Cloud(points, tiles_of(points, count), ray, whitened.ray is not None, whitened.longest())
+    # The last two are large, but zeros take no memory until something is written there, which is for few points.
+    tiles, witnesses = np.zeros(cloud.tiles.shape, np.float32), np.zeros(points.shape)
+    return cloud, Known(wins.copy(), np.zeros(count + 1, np.int64), tiles, witnesses, np.zeros(1, np.int64))

@@ -1,0 +1,403 @@
+"""Large tables: verdicts against oracles, screens that never claim too much, and checks that notice every change."""
+
+import time
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from normscope import Norm, selectable
+from normscope.separation import own_directions, table
+from normscope.separation.findings import (
+    NEVER,
+    OPEN,
+    TIED,
+    WINS,
+    Findings,
+    is_findings_file,
+    load_findings,
+    save_findings,
+)
+from normscope.separation.frame import frame_of
+from normscope.separation.own_directions import OwnDirections
+from normscope.separation.search import Clock, search
+from normscope.separation.table import Outputs, Table, View
+from normscope.separation.table_checking import first_fault, prefers, prefers_reachable, reproduces, rules_out
+from strategies import seeds
+
+
+@st.composite
+def tables(draw, rows=(2, 40), channels=(2, 6)):
+    """A table with its norm; rows may be twins, means of two others, or near another, and may have a bias."""
+    rng = np.random.default_rng(draw(seeds))
+    count, size = draw(st.integers(*rows)), draw(st.integers(*channels))
+    values = rng.normal(size=(count, size)) * np.exp(rng.normal(size=size)) * np.exp(0.5 * rng.normal(size=(count, 1)))
+    values = (values + draw(st.sampled_from([0.0, 3.0]))).astype(draw(st.sampled_from([np.float32, np.float64])))
+    if draw(st.booleans()):
+        values[count // 2] = values[0]
+    if count > 4 and draw(st.booleans()):
+        values[1] = (values[0] + values[2]) / 2
+    if count > 4 and draw(st.booleans()):
+        values[3] = values[4] * (1 + draw(st.sampled_from([1e-3, 1e-5, 1e-7])))
+    bias = rng.normal(size=count) if draw(st.booleans()) else None
+    gain = rng.normal(size=size) * (rng.random(size) < draw(st.sampled_from([1.0, 0.8])))
+    center = rng.normal(size=size) * draw(st.sampled_from([0.0, 1.0, 10.0]))
+    return Table(values, bias, Outputs(gain, center, draw(st.booleans())))
+
+
+def found_in(asked, clock=None):
+    findings = Findings.none_yet(len(asked), reachable=asked.outputs is not None)
+    search(asked, findings, clock or Clock())
+    return findings
+
+
+def scores_of(asked, hidden):
+    """Straight from the definition."""
+    return asked.rows.astype(float) @ hidden + (0.0 if asked.bias is None else asked.bias)
+
+
+def outputs_for(asked, u):
+    outputs = asked.outputs
+    inner = u - u.mean() if outputs.projects else u
+    return outputs.center + np.sqrt(len(u)) * outputs.gain * inner
+
+
+@settings(max_examples=60)
+@given(asked=tables())
+def test_agrees_with_the_solver_for_small_sets(asked):
+    """Another way to the same verdicts: sets that are solved whole."""
+    findings = found_in(asked)
+    norm = Norm(gain=asked.outputs.gain, bias=asked.outputs.center, project=asked.outputs.projects)
+    for answers, oracle in (
+        (findings.plain, selectable(asked.rows, bias=asked.bias)),
+        (findings.reachable, selectable(asked.rows, bias=asked.bias, queries=norm.ellipsoid)),
+    ):
+        settled = (answers.verdict != OPEN) & ~oracle.open
+        np.testing.assert_array_equal((answers.verdict == WINS)[settled], oracle.mask[settled])
+        assert (~settled <= oracle.degenerate).all()
+
+
+@settings(max_examples=60)
+@given(asked=tables())
+def test_every_verdict_has_a_certificate_that_holds(asked):
+    assert first_fault(asked, found_in(asked)) is None
+
+
+@settings(max_examples=40)
+@given(asked=tables(rows=(3, 25), channels=(2, 3)), seed=seeds)
+def test_whoever_is_said_never_to_win_wins_nowhere(asked, seed):
+    """Every hidden vector that is tried, small and large, inside the ellipsoid and anywhere."""
+    rng, findings = np.random.default_rng(seed), found_in(asked)
+    lost = [np.isin(answers.verdict, (NEVER, TIED)) for answers in (findings.reachable, findings.plain)]
+    for _ in range(300):
+        u = rng.normal(size=asked.channels)
+        u *= rng.random() ** 0.3 / np.linalg.norm(u)
+        for hidden, losers in ((outputs_for(asked, u), lost[0]), (100.0 ** rng.normal() * u, lost[1])):
+            scores = scores_of(asked, hidden)
+            ahead = np.flatnonzero(scores == scores.max())
+            assert len(ahead) > 1 or not losers[ahead[0]]
+
+
+@settings(max_examples=40)
+@given(asked=tables())
+def test_what_wins_reachably_wins_and_what_never_wins_is_not_reached(asked):
+    findings = found_in(asked)
+    plain, reachable = findings.plain.verdict, findings.reachable.verdict
+    assert ((reachable == WINS) <= (plain == WINS)).all()
+    assert (np.isin(plain, (NEVER, TIED)) <= np.isin(reachable, (NEVER, TIED))).all()
+
+
+@settings(max_examples=60)
+@given(asked=tables(rows=(2, 30)), power=st.sampled_from([0.25, 0.75, 1.0]), reachable=st.booleans())
+def test_an_own_direction_that_is_proven_wins_without_rounding(asked, power, reachable):
+    names = np.arange(len(asked))
+    view = View(asked, names, reachable)
+    own = OwnDirections(view, frame_of(view), power)
+    for block in own.blocks(names):
+        proven = block[own.ask(block).proven]
+        for token, query in zip(proven, own.queries(proven), strict=True):
+            hidden = outputs_for(asked, query) if reachable else query
+            exact = [
+                sum((Fraction(float(w)) * Fraction(float(h)) for w, h in zip(row, hidden, strict=True)), Fraction(0))
+                for row in asked.rows
+            ]
+            if reachable and asked.bias is not None:
+                exact = [score + Fraction(float(c)) for score, c in zip(exact, asked.bias, strict=True)]
+            assert all(exact[token] > score for other, score in enumerate(exact) if other != token)
+
+
+@settings(max_examples=25)
+@given(asked=tables(rows=(20, 40)), reachable=st.booleans())
+def test_blocks_of_any_size_say_the_same(asked, reachable):
+    """Tokens that are left out because they cannot be in the way are not."""
+    names = np.arange(len(asked))
+    view = View(asked, names, reachable)
+    with pytest.MonkeyPatch.context() as patch:
+        whole = OwnDirections(view, frame_of(view), 0.75)
+        (all_at_once,) = whole.blocks(names)
+        expected = dict(zip(all_at_once, whole.ask(all_at_once).proven, strict=True))
+        patch.setattr(own_directions, "SCORES", 3 * len(names))
+        patch.setattr(table, "BLOCK", 7 * asked.channels)
+        small = OwnDirections(view, frame_of(view), 0.75)
+        blocks = small.blocks(names)
+        assert max(map(len, blocks)) == 3
+        assert {token: won for block in blocks for token, won in zip(block, small.ask(block).proven, strict=True)} == (
+            expected
+        )
+
+
+def test_a_near_tie_is_left_to_double_precision_and_settled_there():
+    rows = np.zeros((40, 3), np.float32)
+    rows[:, :2] = [[np.cos(a), np.sin(a)] for a in np.linspace(0, 6, 40)]
+    rows[7] = rows[8] + np.float32(2e-7)
+    asked = Table(rows)
+    view = View(asked, np.arange(40), reachable=False)
+    own = OwnDirections(view, frame_of(view), 1.0)
+    answer = own.ask(np.array([7, 8]))
+    assert answer.near.any()
+    assert not answer.proven[answer.near].any()
+    findings = found_in(asked)
+    assert (findings.plain.verdict[[7, 8]] != OPEN).all()
+    assert first_fault(asked, findings) is None
+
+
+def test_twins_lose_both_unless_one_has_the_higher_bias():
+    rows = np.array([[1, 0], [0, 1], [1, 0], [-1, -1]], np.float32)
+    assert found_in(Table(rows)).plain.verdict.tolist() == [TIED, WINS, TIED, WINS]
+    biased = Table(rows, np.array([0.0, 0.0, 1.0, 0.0]))
+    findings = found_in(biased)
+    assert findings.plain.verdict.tolist() == [NEVER, WINS, WINS, WINS]
+    assert first_fault(biased, findings) is None
+
+
+def test_padding_rows_do_not_change_the_verdicts_of_others():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(60, 5)).astype(np.float32)
+    padded = found_in(Table(np.vstack([rows, np.zeros((9, 5), np.float32)]))).plain.verdict
+    assert (padded[60:] == TIED).all()
+    alone = found_in(Table(np.vstack([rows, np.zeros((1, 5), np.float32)]))).plain.verdict
+    np.testing.assert_array_equal(padded[:60], alone[:60])
+
+
+def test_a_single_token_always_wins_and_equal_tokens_never():
+    assert found_in(Table(np.ones((1, 3), np.float32))).plain.verdict.tolist() == [WINS]
+    assert found_in(Table(np.ones((4, 3), np.float32))).plain.verdict.tolist() == [TIED] * 4
+
+
+def test_tokens_that_only_the_norm_cannot_tell_apart_are_tied_for_it():
+    """Rows that differ by a constant are the same to outputs that sum to zero."""
+    rows = np.array([[2, 0, 0], [0, 2, 0], [0, 0, 2], [3, 1, 1], [-1, -1, 0]], np.float32)
+    asked = Table(rows, None, Outputs(np.ones(3), np.zeros(3), projects=True))
+    findings = found_in(asked)
+    assert findings.plain.verdict[[0, 3]].tolist() == [WINS, WINS]
+    assert findings.reachable.verdict[[0, 3]].tolist() == [TIED, TIED]
+    assert first_fault(asked, findings) is None
+
+
+def test_a_token_that_wins_far_away_is_out_of_reach_of_a_small_ellipsoid():
+    rows = np.array([[0, 0], [4, 0], [0, 4]], np.float32)
+    asked = Table(rows, None, Outputs(np.array([0.5, 0.5]), np.array([3.0, 0.0]), projects=False))
+    findings = found_in(asked)
+    assert findings.plain.verdict.tolist() == [WINS] * 3
+    assert findings.reachable.verdict.tolist() == [NEVER, WINS, NEVER]
+    indices, weights = findings.reachable.weights[0]
+    assert rules_out(asked, 0, indices, weights)
+    assert not rules_out(asked, 1, np.array([0]), np.ones(1))
+
+
+def test_a_norm_without_any_gain_writes_one_vector_and_one_token_wins():
+    rows = np.array([[1, 0], [0, 1], [2, 2]], np.float32)
+    asked = Table(rows, None, Outputs(np.zeros(2), np.array([1.0, 0.0]), projects=True))
+    findings = found_in(asked)
+    assert findings.reachable.verdict.tolist() == [NEVER, NEVER, WINS]
+    assert first_fault(asked, findings) is None
+
+
+@given(seed=seeds)
+def test_checks_do_not_accept_what_is_wrong(seed):
+    rng = np.random.default_rng(seed)
+    asked = Table(rng.normal(size=(12, 3)).astype(np.float32), None, Outputs(np.ones(3), rng.normal(size=3), False))
+    q = rng.normal(size=3)
+    best = int(np.argmax(scores_of(asked, q)))
+    tokens, vectors = np.arange(12), np.tile(q, (12, 1))
+    assert prefers(asked, tokens, vectors).tolist() == [token == best for token in range(12)]
+    assert not prefers_reachable(asked, tokens, 2 * vectors / np.linalg.norm(q)).any()
+    view = View(asked, tokens, reachable=False)
+    inside = asked.rows[:4].astype(float).mean(axis=0)
+    held = View(Table(np.vstack([asked.rows.astype(float), inside])), np.arange(13), reachable=False)
+    assert reproduces(held, 12, np.arange(4), np.full(4, 0.25))
+    assert not reproduces(held, 12, np.arange(4), np.array([0.25, 0.25, 0.25, 0.2501]))
+    assert not reproduces(held, 12, np.arange(5), np.array([0.5, 0.5, 0.25, 0.25, -0.5]))
+    assert not reproduces(held, 12, np.array([12]), np.ones(1))
+    assert not reproduces(view, 0, np.array([1]), np.ones(1))
+
+
+def example_table():
+    """With winners by themselves, by a stored vector, losers, twins."""
+    rng = np.random.default_rng(5)
+    rows = rng.normal(size=(90, 6)) * np.exp(0.8 * rng.normal(size=(90, 1)))
+    rows[:4] *= 0.05
+    rows[10] = rows[11]
+    return Table(rows.astype(np.float32), None, Outputs(np.ones(6), 2.0 * rng.normal(size=6), projects=True))
+
+
+def test_the_example_has_every_kind_of_certificate():
+    findings = found_in(example_table())
+    for answers in (findings.plain, findings.reachable):
+        assert (answers.power > 0).any()
+        assert answers.queries
+        assert answers.weights
+    assert set(findings.reachable.verdict) == {WINS, NEVER, TIED}
+
+
+def first(values):
+    return next(iter(values))
+
+
+def call_it(answers, of, verdict):
+    answers.verdict[np.flatnonzero(of(answers))[0]] = verdict
+
+
+CHANGES = {
+    "a loser is called a winner": lambda a: call_it(a, lambda a: a.verdict == NEVER, WINS),
+    "a winner is called a loser": lambda a: call_it(a, lambda a: a.power > 0, NEVER),
+    "a loser is called open": lambda a: a.verdict.__setitem__(first(a.weights), OPEN),
+    "a loser is said to win along itself": lambda a: a.win_along_themselves(np.flatnonzero(a.verdict == NEVER), 0.75),
+    "a twin is said to win along itself": lambda a: a.win_along_themselves(np.array([10]), 0.75),
+    "a vector is turned round": lambda a: a.queries.update({first(a.queries): -first(a.queries.values())}),
+    "a vector has other channels": lambda a: a.queries.update({first(a.queries): np.zeros(4)}),
+    "a vector of another token": lambda a: a.win(int(np.flatnonzero(a.verdict == NEVER)[0]), first(a.queries.values())),
+    "weights in another order": lambda a: a.weights.update(
+        {token: (indices[::-1], weights) for token, (indices, weights) in a.weights.items() if len(weights) > 1}
+    ),
+    "weights that are negative": lambda a: a.weights.update(
+        {token: (indices, -weights) for token, (indices, weights) in a.weights.items()}
+    ),
+    "weights on the token itself": lambda a: a.weights.update({t: (np.array([t]), np.ones(1)) for t in a.weights}),
+    "no frame": lambda a: setattr(a, "frame", None),
+    "too few verdicts": lambda a: setattr(a, "verdict", a.verdict[:-1]),
+}
+
+
+@pytest.mark.parametrize("question", ["plain", "reachable"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_every_change_of_a_certificate_is_noticed(question, change):
+    asked = example_table()
+    findings = found_in(asked)
+    assert first_fault(asked, findings) is None
+    change(getattr(findings, question))
+    assert first_fault(asked, findings) is not None
+
+
+def test_own_directions_in_another_frame_are_no_proof():
+    asked = example_table()
+    findings = found_in(asked)
+    findings.plain.frame = replace(findings.plain.frame, center=findings.plain.frame.center + 100)
+    assert "does not win along itself" in first_fault(asked, findings)
+
+
+def test_findings_survive_a_file(tmp_path):
+    asked = example_table()
+    findings = found_in(asked)
+    save_findings(findings, asked.sha256, {"path": None}, tmp_path / "state.npz")
+    assert is_findings_file(tmp_path / "state.npz")
+    stored = load_findings(tmp_path / "state.npz")
+    assert (stored.sha256, stored.source) == (asked.sha256, {"path": None})
+    assert first_fault(asked, stored.findings) is None
+    for question in ("plain", "reachable"):
+        before, after = getattr(findings, question), getattr(stored.findings, question)
+        np.testing.assert_array_equal(before.verdict, after.verdict)
+        np.testing.assert_array_equal(before.power, after.power)
+        assert sorted(before.weights) == sorted(after.weights)
+        assert before.passed == after.passed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"plain_verdict": np.zeros(3)},
+        {"plain_verdict": np.full(90, 7, np.int8)},
+        {"plain_starts": np.array([0, 10**6])},
+        {"plain_indices": np.array([10**6])},
+        {"reachable_axes": np.ones((2, 2))},
+        {"reachable_variances": -np.ones(5)},
+        {"plain_query_tokens": np.array([-1])},
+        {"source": np.array("[1")},
+        {"format": np.array("something else")},
+        {"reachable_verdict": np.zeros(3, np.int8)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_damaged_file_is_refused(tmp_path, change):
+    asked, path = example_table(), tmp_path / "state.npz"
+    save_findings(found_in(asked), asked.sha256, {}, path)
+    with np.load(path) as file:
+        arrays = dict(file)
+    np.savez(path, **(arrays | change))
+    with pytest.raises(ValueError, match=r"state\.npz must hold"):
+        load_findings(path)
+
+
+def test_something_else_is_no_file_of_findings(tmp_path):
+    (tmp_path / "text.npz").write_text("not a zip")
+    assert not is_findings_file(tmp_path / "text.npz")
+    assert not is_findings_file(tmp_path / "nowhere.npz")
+    np.savez(tmp_path / "other.npz", keys=np.ones(3))
+    assert not is_findings_file(tmp_path / "other.npz")
+    with pytest.raises(ValueError, match="not a readable"):
+        load_findings(tmp_path / "text.npz")
+
+
+def test_a_search_that_stops_goes_on_where_it_was():
+    asked = example_table()
+    whole = found_in(asked)
+    findings = Findings.none_yet(len(asked), reachable=True)
+    search(asked, findings, Clock(deadline=time.monotonic()))
+    assert (findings.plain.verdict == WINS).sum() == 0
+    assert (findings.plain.verdict == OPEN).sum() > 80
+    rounds = 0
+    while (findings.reachable.verdict == OPEN).any() and rounds < 100:
+        search(asked, findings, StopsSoon())
+        rounds += 1
+        assert first_fault(asked, findings) is None
+    assert rounds > 5
+    np.testing.assert_array_equal(findings.plain.verdict, whole.plain.verdict)
+    np.testing.assert_array_equal(findings.reachable.verdict, whole.reachable.verdict)
+
+
+class StopsSoon(Clock):
+    """Up at the fifth question."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = 0
+
+    def is_up(self):
+        self.asked += 1
+        return self.asked >= 5
+
+
+def test_what_was_found_is_kept_now_and_then(monkeypatch):
+    kept = []
+    monkeypatch.setattr("normscope.separation.search.BETWEEN_SAVES", 0.0)
+    found_in(example_table(), Clock(keep=lambda: kept.append(1)))
+    assert len(kept) > 3
+
+
+def test_the_digest_tells_tables_apart():
+    rows, outputs = np.ones((3, 2), np.float32), Outputs(np.ones(2), np.zeros(2), projects=True)
+    tables = [
+        Table(rows),
+        Table(2 * rows),
+        Table(rows.astype(float)),
+        Table(rows, np.arange(3.0)),
+        Table(rows, None, outputs),
+        Table(rows, None, replace(outputs, gain=np.array([1.0, 2.0]))),
+        Table(rows, None, replace(outputs, center=np.array([1.0, 2.0]))),
+        Table(rows, None, replace(outputs, projects=False)),
+    ]
+    assert len({asked.sha256 for asked in tables}) == len(tables)
+    assert Table(rows.copy()).sha256 == tables[0].sha256
