@@ -2,6 +2,7 @@
 
 import json
 from importlib.resources import files
+from pathlib import Path
 
 import jsonschema
 import numpy as np
@@ -18,7 +19,7 @@ from normscope.data import bundled_model
 from normscope.models.load import load_model
 from normscope.report.tables import tables
 from normscope.report.tables.vocab import vocab_html
-from normscope.separation.findings import load_findings
+from normscope.separation.findings import OPEN, load_findings
 from normscope.studies.vocab import verify_vocab, vocab
 from normscope.studies.vocab_results import Answer, Token, Vocab
 
@@ -166,17 +167,20 @@ def test_a_budget_leaves_tokens_open_and_a_state_goes_on_from_there(tmp_path):
     assert (third.plain, third.reachable) == (whole.plain, whole.reachable)
 
 
-def test_a_state_is_kept_when_the_search_is_interrupted(tmp_path):
+@pytest.mark.parametrize("phase", ["own directions, plain", "nearest points", "vectors in the ellipsoid"])
+def test_a_state_is_kept_when_the_search_is_interrupted(tmp_path, phase):
     def interrupting(things, what):
-        if "nearest" in what:
-            raise KeyboardInterrupt
-        return things
+        for number, thing in enumerate(things):
+            if phase in what and number == 3 * (phase != "own directions, plain"):
+                raise KeyboardInterrupt
+            yield thing
 
     state, model = tmp_path / "state.npz", random_net()
     with pytest.raises(KeyboardInterrupt):
         vocab(model, example=EXAMPLE, state=state, progress=interrupting)
-    assert (load_findings(state).findings.plain.power > 0).any()
-    assert vocab(model, example=EXAMPLE, state=state).plain.open == 0
+    assert verify_vocab(state, model, example=EXAMPLE)[0]
+    assert (load_findings(state).findings.reachable.verdict == OPEN).any()
+    assert vocab(model, example=EXAMPLE, state=state).reachable == vocab(model, example=EXAMPLE).reachable
 
 
 def test_a_state_of_another_table_or_of_something_else_is_refused(tmp_path):
@@ -285,3 +289,21 @@ def test_the_benchmark_runs_small_and_fits_its_schema():
     assert result.measured.check_holds
     assert result.measured.own_direction_wins <= result.measured.wins <= 300
     assert "300 × 12" in shown(result)
+
+
+def test_the_document_says_what_the_published_run_says():
+    root = Path(__file__).parent.parent / "docs"
+    run = json.loads((root / "results" / "vocab.json").read_text(encoding="utf-8"))
+    jsonschema.validate(run, schema("bench_vocab"), cls=jsonschema.Draft202012Validator)
+    text = " ".join((root / "vocab.md").read_text(encoding="utf-8").split())
+    for figure in (
+        f"{run['tokens']:,} × {run['channels']}",
+        f"own directions take {run['own_direction_seconds']:.0f} s of CPU time",
+        f"{run['own_direction_wins']:,} tokens can be reached",
+        f"take {run['rest_seconds']:.0f} s more",
+        f"every certificate takes {run['check_seconds']:.0f} s",
+        f"{run['own_direction_megabytes']:.0f} MB with own directions, and at {run['peak_megabytes']:,.0f} MB",
+    ):
+        assert figure in text
+    assert run["check_holds"]
+    assert run["own_direction_seconds"] <= 60

@@ -10,16 +10,14 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from normscope.benchmarks.timing import Machine, this_machine
-from normscope.separation.findings import WINS, Findings
-from normscope.separation.search import Clock, search
 from normscope.separation.table import Outputs, Table
-from normscope.separation.table_checking import first_fault
 
 SCHEMA_VERSION = 1
 TOKENS, CHANNELS, SEED = 50_257, 768, 0
@@ -35,6 +33,7 @@ class Measured:
     channels: int
     own_direction_seconds: float  # both questions, all coordinates
     own_direction_wins: int  # tokens that a reachable vector is shown to prefer by then
+    own_direction_megabytes: float  # most memory that the process held by then
     rest_seconds: float  # twins, nearest points, ellipsoid
     wins: int  # in the end
     check_seconds: float
@@ -66,10 +65,20 @@ def run(tokens: int = TOKENS, channels: int = CHANNELS) -> VocabBenchmark:
 
 def measure(tokens: int, channels: int) -> None:
     """Print what a search and its check took in this process."""
-    table = table_like_gpt2(tokens, channels)
-    _search(table_like_gpt2(64, 8), Clock())  # compiled or loaded from the cache before the clock starts
-    clock = Clock()
-    findings = _search(table, clock)
+    from normscope.separation.findings import WINS, Findings
+    from normscope.separation.search import Clock, search
+    from normscope.separation.table_checking import first_fault
+
+    table, few = table_like_gpt2(tokens, channels), table_like_gpt2(64, 8)
+    search(few, Findings.none_yet(64, reachable=True), Clock())  # compiled before the clock starts, or loaded
+    clock, findings, peaks = Clock(), Findings.none_yet(tokens, reachable=True), [0.0]
+
+    def watch(things: Iterable[Any], what: str) -> Iterator[Any]:
+        yield from things
+        if what.startswith("own directions"):
+            peaks.append(_peak_megabytes())
+
+    search(table, findings, clock, watch)
     assert findings.reachable is not None
     start = time.process_time()
     holds = first_fault(table, findings) is None
@@ -79,13 +88,18 @@ def measure(tokens: int, channels: int) -> None:
         channels=channels,
         own_direction_seconds=clock.seconds["own directions"],
         own_direction_wins=int(np.count_nonzero(findings.reachable.power)),
+        own_direction_megabytes=max(peaks),
         rest_seconds=sum(clock.seconds.values()) - clock.seconds["own directions"],
         wins=int((findings.reachable.verdict == WINS).sum()),
         check_seconds=checking,
         check_holds=holds,
-        peak_megabytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        peak_megabytes=_peak_megabytes(),
     )
     print(json.dumps(asdict(measured)))
+
+
+def _peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def table_like_gpt2(tokens: int, channels: int) -> Table:
@@ -101,9 +115,3 @@ def table_like_gpt2(tokens: int, channels: int) -> Table:
     rows += 0.05 * rng.standard_normal(channels, dtype=np.float32)
     gain, bias = 1 + 0.1 * rng.standard_normal(channels), 0.1 * rng.standard_normal(channels)
     return Table(rows, None, Outputs(gain, bias, projects=True))
-
-
-def _search(table: Table, clock: Clock) -> Findings:
-    findings = Findings.none_yet(len(table), reachable=True)
-    search(table, findings, clock)
-    return findings

@@ -1,12 +1,17 @@
 """Tokens as text, from the tokenizer of a folder or from the list in a .gguf file."""
 
-from collections.abc import Sequence
+import mmap
+import struct
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from normscope.models.checkpoint import open_checkpoint
 from normscope.models.load import quiet
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+GGUF_TOKENS = b"tokenizer.ggml.tokens"
 
 
 def token_texts(path: Path, tokens: Sequence[int]) -> list[str | None]:
@@ -35,30 +40,50 @@ def _text(tokenizer: Any, token: int) -> str:
 
 def _from_gguf(path: Path, tokens: Sequence[int]) -> list[str | None]:
     """From the vocabulary in the file, its marks for spaces and bytes undone."""
-    from gguf import GGUFReader
-
-    fields = GGUFReader(path).fields
-    listed, kind = fields.get("tokenizer.ggml.tokens"), fields.get("tokenizer.ggml.model")
-    if listed is None:
-        return [None] * len(tokens)
-    count, of_bytes = len(listed.data), kind is not None and kind.contents() == "gpt2"
-    pieces = [str(listed.contents(token)) if token < count else None for token in tokens]
-    return [
-        piece and (_of_bytes(piece) if of_bytes else piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " "))
-        for piece in pieces
-    ]
+    with open_checkpoint(path) as checkpoint:
+        of_bytes = checkpoint.metadata.get("tokenizer.ggml.model") == "gpt2"
+    pieces = dict(enumerate(_vocabulary(path)))
+    return [_undone(pieces[token], of_bytes) if token in pieces else None for token in tokens]
 
 
-def _of_bytes(piece: str) -> str:
-    """A piece of a byte-level vocabulary, whose characters stand for bytes; as it is if it is only part of a character.
+def _vocabulary(path: Path) -> Iterator[str]:
+    """The list of tokens in the header of a .gguf file; nothing if there is none, or it is cut off.
 
-    >>> _of_bytes("ĠnaÃ¯ve"), _of_bytes("âĢ")
-    (' naïve', 'âĢ')
+    It is sought by its key, which stands between its length and the type: an array of strings, each after its length.
+    The `gguf` package would build objects for all of the header first, which takes seconds.
     """
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
+    begin = struct.pack("<Q", len(GGUF_TOKENS)) + GGUF_TOKENS + struct.pack("<II", 9, 8)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        place = data.find(begin)
+        if place < 0:
+            return
+        place += len(begin) + 8
+        (count,) = struct.unpack_from("<Q", data, place - 8)
+        for _ in range(count):
+            if place + 8 > len(data):
+                return
+            (length,) = struct.unpack_from("<Q", data, place)
+            yield data[place + 8 : place + 8 + length].decode(errors="replace")
+            place += 8 + length
 
-    byte_of = {character: byte for byte, character in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
+
+def _undone(piece: str, of_bytes: bool) -> str:
+    """A piece of a vocabulary as text; as it is, if its characters stand for bytes that are only part of a character.
+
+    >>> _undone("ĠnaÃ¯ve", True), _undone("âĢ", True), _undone("▁the", False)
+    (' naïve', 'âĢ', ' the')
+    """
+    if not of_bytes:
+        return piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ")
     try:
-        return bytes(byte_of[character] for character in piece).decode()
+        return bytes(_byte_of()[character] for character in piece).decode()
     except (KeyError, UnicodeDecodeError):
         return piece
+
+
+@cache
+def _byte_of() -> dict[str, int]:
+    """The character that a byte-level vocabulary has for each byte, the other way round."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {character: byte for byte, character in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]

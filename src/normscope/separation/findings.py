@@ -88,6 +88,7 @@ def _no_answers(tokens: int) -> Answers:
 
 def save_findings(findings: Findings, sha256: str, source: Mapping[str, Any], path: Path) -> None:
     """Write what was found, and for which table, to a file that takes its place when all of it is there."""
+    findings.share()
     arrays = {"format": np.array(FORMAT), "sha256": np.array(sha256), "source": np.array(json.dumps(source))}
     for question, answers in (("plain", findings.plain), ("reachable", findings.reachable)):
         if answers is not None:

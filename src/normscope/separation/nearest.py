@@ -102,6 +102,10 @@ class NearestPoints:
         lead[token] = -np.inf
         return np.flatnonzero(lead >= 0)
 
+    def forget(self) -> None:
+        """Where searches ended, once none of their tokens will be asked again."""
+        self._ends.clear()
+
     def _vector(self, query: Floats) -> Floats:
         return query[:-1] if self._view.biased else query
 

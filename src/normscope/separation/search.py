@@ -137,15 +137,16 @@ def _nearest_points(view: View, answers: Answers, rivals: Ints, clock: Clock, pr
             answers.lose(token, found.indices, found.weights, tied=found.tied)
         elif found is not None:
             waiting[token] = found * (INSIDE / np.linalg.norm(found)) if view.reachable else found
+        answers.asked[token] = token not in waiting
 
     def record() -> None:
         for token in _record_vectors(view, answers, waiting):
             take(token, nearest.ask_again(view.place(token)))
-        _record_vectors(view, answers, waiting)
+        answers.asked[_record_vectors(view, answers, waiting)] = True
+        nearest.forget()
 
     for token, rival in progress(list(zip(queue.tolist(), first, strict=True)), f"nearest points, {view.question}"):
         take(token, nearest.ask(view.place(token), rival))
-        answers.asked[token] = True
         if len(waiting) == AT_ONCE:
             record()
         if clock.is_up():
@@ -229,12 +230,12 @@ def _over_ellipsoid(view: View, answers: Answers, rivals: Ints, clock: Clock, pr
                 answers.lose(token, indices, shares, tied=False)
         else:
             _record_near_twin(view, answers, place, nearest_to(seen.points, squares, place))
-        answers.asked[token] = True
+        answers.asked[token] = token not in waiting
         if len(waiting) == AT_ONCE:
-            _record_vectors(view, answers, waiting)
+            answers.asked[_record_vectors(view, answers, waiting)] = True
         if clock.is_up():
             break
-    _record_vectors(view, answers, waiting)
+    answers.asked[_record_vectors(view, answers, waiting)] = True
 
 
 def _seen(view: View, frame: Frame) -> Rivals:

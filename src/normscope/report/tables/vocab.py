@@ -45,11 +45,12 @@ def _(result: VocabBenchmark) -> list[RenderableType]:
     table.add_column("measured", justify="right")
     table.add_row("own directions, CPU time", duration(measured.own_direction_seconds))
     table.add_row("tokens shown to win by then", f"{measured.own_direction_wins:,}")
+    table.add_row("peak memory by then", f"{measured.own_direction_megabytes:.0f} MB")
     table.add_row("the rest, CPU time", duration(measured.rest_seconds))
     table.add_row("tokens shown to win in the end", f"{measured.wins:,}")
     table.add_row("every certificate checked, CPU time", duration(measured.check_seconds))
     table.add_row("all of them hold", "yes" if measured.check_holds else "no")
-    table.add_row("peak memory", f"{measured.peak_megabytes:.0f} MB")
+    table.add_row("peak memory in the end", f"{measured.peak_megabytes:.0f} MB")
     return [table]
 
 
