@@ -109,7 +109,9 @@ class OwnDirections:
 
     def _stop(self, places: Ints, needed: Floats) -> int:
         """Where in the order the tokens end that can reach what is needed, by Cauchy and Schwarz."""
-        lengths = np.maximum(self._lengths[places], VANISHING)
+        lengths = self._lengths[places]
+        if lengths.min() < VANISHING:  # a token at the center, along which all score alike
+            return len(self._order)
         steepness = self._n[places] / lengths
         most = np.maximum(steepness.min() * self._heights, steepness.max() * self._heights)
         in_the_way = np.flatnonzero((1 + 1e-9) * self._lengths + most >= (needed / lengths).min())
