@@ -1,5 +1,6 @@
 """CPU time of a few functions, called in turn so that a noisy machine disturbs all of them alike."""
 
+import ctypes
 import os
 import platform
 import statistics
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 import torch
+
+KEEP, NEVER_TRIM = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of glibc
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,15 @@ def interleaved(functions: dict[str, Callable[[], object]], rounds: int, repeats
                 function()
                 seconds[name].append(time.process_time() - start)
     return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def keep_memory() -> bool:
+    """Ask malloc to take large blocks from its own memory and to give none of it back; False where it has no ears."""
+    try:
+        library = ctypes.CDLL(None)
+        return all(library.mallopt(setting, 2**30) == 1 for setting in (KEEP, NEVER_TRIM))
+    except (OSError, AttributeError):
+        return False
 
 
 def _processor() -> str:

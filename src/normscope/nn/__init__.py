@@ -1,0 +1,6 @@
+"""Norms to train with: one torch module and one function for the whole family, fused on the CPU."""
+
+from normscope.nn.functional import norm
+from normscope.nn.module import Norm
+
+__all__ = ["Norm", "norm"]

@@ -1,0 +1,49 @@
+"""The family as a function of tensors: by the fused operator where that can be, by torch's operations elsewhere."""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from normscope.nn import operator, pure
+from normscope.nn.arguments import require_fitting
+
+
+def norm(
+    x: Tensor,
+    gain: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    project: bool = True,
+    scale: bool = True,
+    groups: int = 1,
+    eps: float = 1e-5,
+    axis: int = -1,
+) -> Tensor:
+    """Project, scale and affine, inside each of so many groups of the channels in one axis of x.
+
+    >>> x = torch.tensor([[1.0, 3.0, 10.0, 30.0]])
+    >>> norm(x, groups=2, eps=0)
+    tensor([[-1.,  1., -1.,  1.]])
+    >>> torch.allclose(norm(x), torch.nn.functional.layer_norm(x, (4,)))
+    True
+
+    Results and gradients are those of torch's LayerNorm, up to rounding, also in half precision: float32 inside.
+    """
+    if axis not in (-1, x.ndim - 1):
+        x = x.movedim(axis, -1)
+        return norm(x, gain, bias, project=project, scale=scale, groups=groups, eps=eps).movedim(-1, axis)
+    if _can_be_fused(x, gain, bias):
+        return operator.norm(x, gain, bias, project, scale, groups, eps)
+    require_fitting(x, gain, bias, groups)
+    return pure.forward(x, gain, bias, project, scale, groups, eps)
+
+
+def _can_be_fused(x: Tensor, gain: Tensor | None, bias: Tensor | None) -> bool:
+    """Whether the operator exists for x, and nothing is at work that would have to look inside it."""
+    if not x.is_cpu or x.dtype not in operator.DTYPES or torch._C._are_functorch_transforms_active():
+        return False
+    if torch.compiler.is_compiling():
+        return not torch.compiler.is_exporting()
+    if forward_ad._current_level >= 0 or torch._C._is_tracing():  # tangents may be on their way, or torch.jit.trace
+        return False
+    return type(x) in operator.PLAIN and type(gain) in operator.PLAIN and type(bias) in operator.PLAIN

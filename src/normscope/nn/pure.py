@@ -1,0 +1,57 @@
+"""The family in torch's own operations: every device, every dtype, every transform, every order of derivative.
+
+    forward    s = (x − m)/r,    y = gain·s + bias                      m, r: mean and root of each group
+    backward   w = gain·dy,      dx = (w − mean(w) − s·mean(w·s))/r     dgain = Σ dy·s,  dbias = Σ dy  (over vectors)
+
+Half precision is computed with as float32, as torch's LayerNorm does. All of it is sums over groups and arithmetic on
+elements, which is what torch.compile joins into few kernels.
+"""
+
+import torch
+from torch import Tensor
+
+
+def forward(
+    x: Tensor, gain: Tensor | None, bias: Tensor | None, project: bool, scale: bool, groups: int, eps: float
+) -> Tensor:
+    s, _ = _steps(x, project, scale, groups, eps)
+    y = s.flatten(-2)
+    if gain is not None:
+        y = y * gain.to(y.dtype)
+    if bias is not None:
+        y = y + bias.to(y.dtype)
+    return y.to(_result_dtype(x))
+
+
+def backward(
+    dy: Tensor, x: Tensor, gain: Tensor | None, project: bool, scale: bool, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, gain and bias; the last two in the numbers that are computed with."""
+    s, root = _steps(x, project, scale, groups, eps)
+    w = dy.to(s.dtype)
+    dgain, dbias = (terms.sum_to_size(x.shape[-1:]) for terms in (w * s.flatten(-2), w))
+    w = (w if gain is None else w * gain.to(s.dtype)).reshape(s.shape)
+    dx = w - w.mean(-1, keepdim=True) if project else w
+    if scale:
+        dx = (dx - s * (w * s).mean(-1, keepdim=True)) * root
+    return dx.flatten(-2).to(x.dtype), dgain, dbias
+
+
+def computing_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _steps(x: Tensor, project: bool, scale: bool, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    """s, (..., groups, channels), and 1/r, (..., groups, 1) or 1."""
+    s = x.to(computing_dtype(x)).reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
+    if project:
+        s = s - s.mean(-1, keepdim=True)
+    root = (s.square().mean(-1, keepdim=True) + eps).rsqrt() if scale else s.new_ones(())
+    return s * root, root
+
+
+def _result_dtype(x: Tensor) -> torch.dtype:
+    """That of x; under autocast float32, except on the CPU, as of torch's LayerNorm."""
+    device = x.device.type
+    lifts = device != "cpu" and x.dtype != torch.float64 and torch.amp.is_autocast_available(device)
+    return torch.float32 if lifts and torch.is_autocast_enabled(device) else x.dtype

@@ -1,0 +1,173 @@
+"""A model with other norms in place of its own: LN-G where LayerNorm was, or another member of the family.
+
+Gain, bias and eps stay, and the place in the model. What a norm is, is found by asking it. A norm that no
+`normscope.nn.Norm` can stand for, because its eps is elsewhere or it fits no member, stays as it is, and the result
+says so.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+
+from normscope.checks import as_count
+from normscope.models.find import find
+from normscope.models.found import FoundNorm, Inventory
+from normscope.models.probe import form_of
+from normscope.nn import Norm as TorchNorm
+from normscope.norm import Norm
+from normscope.rewrite.swapping import Kept, Swapped, Swapping
+
+AUTO = "auto"
+LEAST_CHANNELS = 4  # of a group, by "auto": H grows by at least g(d − 2g)/(d − 2), which is largest at g = d/4
+USUAL_EPS = 1e-5  # of a norm that scales now and did not before
+STEPS = {"layernorm": (True, True), "rmsnorm": (False, True), "projection": (True, False)}  # project, scale
+
+Groups = int | str | Callable[[FoundNorm], int | None]
+
+
+def swap(
+    model: nn.Module,
+    *,
+    groups: Groups,
+    only: str | Iterable[str] | None = None,
+    to: str | None = None,
+    in_place: bool = False,
+) -> Swapping:
+    """Every LayerNorm of a model in groups, in a copy of it, with its gain, bias and eps.
+
+    >>> model = nn.Sequential(nn.Linear(4, 24), nn.LayerNorm(24), nn.Linear(24, 24), nn.RMSNorm(24))
+    >>> swapping = swap(model, groups="auto")
+    >>> print(swapping)
+    Swapping(Sequential: 1 swapped, 1 kept)
+    1  layernorm → lng, 6 groups of 4 channels
+    3  rmsnorm, kept                            is no LayerNorm: name it with only= to swap it
+    >>> swapping.model[1]
+    Norm(24, groups=6, eps=1e-05)
+
+    `groups` is a number, "auto" (as many as leave 4 channels or more in each), or a rule: a function of a `FoundNorm`
+    that gives a number, or None to leave the norm alone. `only` takes names, in which * stands for anything; norms so
+    named are swapped whatever their kind. `to` changes the steps as well: "layernorm", "rmsnorm" or "projection";
+    without it they stay.
+
+    With groups=1 and without `to` the model computes what it did. A state dict fits the swapped model if it fitted the
+    model, unless gains had another name or were stored as 1 + w: then the table says so.
+    """
+    if to is not None and to not in STEPS:
+        raise ValueError(f"to must be one of {', '.join(STEPS)}, got {to!r}")
+    inventory = find(model)
+    named = _named(inventory, only)
+    decisions = {name: _decide(model, found, named, groups, to) for name, found in inventory.items()}
+    if in_place and isinstance(decisions.get(""), Norm):
+        raise ValueError("in_place must be False for a model that is itself a norm: there is nothing to change in it")
+    result = model if in_place else copy.deepcopy(model)
+    swapped, kept = [], []
+    for name, found in inventory.items():
+        after = decisions[name]
+        if isinstance(after, str) or found.norm is None:
+            kept.append(Kept(name, found.kind, str(after)))
+            continue
+        module, note = _module(after, result.get_submodule(name), found)
+        result = _put(result, name, module)
+        swapped.append(Swapped(name, found.kind, after.kind, found.size, found.norm.groups, after.groups, note))
+    _call_the_norms(result)
+    return Swapping(result, tuple(swapped), tuple(kept))
+
+
+def _named(inventory: Inventory, only: str | Iterable[str] | None) -> set[str] | None:
+    """The norms that `only` names; None if it was not given."""
+    if only is None:
+        return None
+    named: set[str] = set()
+    for pattern in [only] if isinstance(only, str) else only:
+        matched = {name for name in inventory if fnmatchcase(name, pattern)}
+        if not matched:
+            raise ValueError(f"only must name norms of the model, got {pattern!r}; they are {', '.join(inventory)}")
+        named |= matched
+    return named
+
+
+def _decide(model: nn.Module, found: FoundNorm, named: set[str] | None, groups: Groups, to: str | None) -> Norm | str:
+    """What a norm is to be, or why it is kept."""
+    if named is not None and found.name not in named:
+        return "is not named by only="
+    if found.norm is None:
+        return str(found.problem)
+    if named is None and not (found.norm.projects and found.norm.scales):
+        return "is no LayerNorm: name it with only= to swap it"
+    obstacle = _obstacle(model.get_submodule(found.name), found)
+    count = None if obstacle else _count(found, groups)
+    if count is None:
+        return obstacle or "is left alone by the rule"
+    if found.size % count:
+        return f"has {found.size} channels, which {count} groups do not divide"
+    project, scale = (found.norm.projects, found.norm.scales) if to is None else STEPS[to]
+    eps = found.norm.eps if found.norm.scales else USUAL_EPS
+    return Norm(gain=found.norm.gain, bias=found.norm.bias, eps=eps, project=project, scale=scale, groups=count)
+
+
+def _obstacle(module: nn.Module, found: FoundNorm) -> str | None:
+    """What a `normscope.nn.Norm` in place of the module would change that is not asked for."""
+    if found.eps_place not in ("inside", None):
+        where = {"outside": "adds eps outside the root", "floor": "has eps as a floor of the root"}[found.eps_place]
+        return f"{where}, where normscope.nn.Norm adds it inside"
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        return "has hooks, which would be lost: remove them first"
+    return None
+
+
+def _count(found: FoundNorm, groups: Groups) -> int | None:
+    if groups == AUTO:
+        return next(g for g in range(max(1, found.size // LEAST_CHANNELS), 0, -1) if found.size % g == 0)
+    if isinstance(groups, str):
+        raise ValueError(f"groups must be a number, {AUTO!r} or a function of a found norm, got {groups!r}")
+    count = groups(found) if callable(groups) else groups
+    return None if count is None and callable(groups) else as_count(count, "groups", least=1)
+
+
+def _module(norm: Norm, old: nn.Module, found: FoundNorm) -> tuple[TorchNorm, str]:
+    """A norm as a module with the parameters of an old one, the same objects where they fit; and what is new."""
+    shape = tuple(getattr(old, "normalized_shape", (norm.size,)))
+    axis = old.axis if isinstance(old, TorchNorm) else found.axis
+    new = TorchNorm(shape, norm.projects, norm.scales, norm.groups, affine=False, eps=norm.eps, axis=axis)
+    form = form_of(old)
+    if form is None:
+        raise ValueError(f"{found.name} must answer as it did when it was found, but is no norm now")
+    notes = []
+    for role, name, added in (("weight", form.gain, int(form.gain_convention == "1+w")), ("bias", form.bias, 0)):
+        if name is None:
+            continue
+        parameter = old.get_parameter(name)
+        if added or parameter.shape != shape:
+            values = parameter.detach().clone().reshape(shape)
+            if added:  # in half precision, 1 + w would lose the digits of w
+                values = 1 + values.to(torch.promote_types(values.dtype, torch.float32))
+            parameter = nn.Parameter(values, requires_grad=parameter.requires_grad)
+        new.register_parameter(role, parameter)
+        if added or name != role:
+            notes.append(f"{'1 + ' * added}{name} is {role} now")
+    return new.train(old.training), ", ".join(notes)
+
+
+def _put(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
+    """The model with a module in place of the one of that name, wherever that stands in it."""
+    old = model.get_submodule(name)
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if module is old and path:
+            model.set_submodule(path, new)
+    return new if old is model else model
+
+
+def _call_the_norms(model: nn.Module) -> None:
+    """Have torch's encoder layers call their norms: in eval mode they compute LayerNorm, whatever stands there."""
+    for module in model.modules():
+        if not any(isinstance(inner, TorchNorm) for inner in module.modules()):
+            continue
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0  # "neither": what their shortcut can't compute
+        elif isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False  # which is for the shortcut
