@@ -1,5 +1,6 @@
 import math
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -213,6 +214,7 @@ def test_a_product_with_a_stored_matrix_is_a_linear_layer_however_it_is_written(
 
 UNFOLLOWED = {
     "part of a matrix": lambda self, y: y[..., :3] @ self.weight[:3],
+    "one of its parts": lambda self, y: y @ self.weight.chunk(2, dim=1)[0],
     "a matrix reshaped": lambda self, y: y @ self.weight.reshape(3, 12).reshape(6, 6),
     "a computed matrix": lambda self, y: y @ F.normalize(self.weight),
     "einsum": lambda self, y: torch.einsum("btd,de->bte", y, self.weight),
@@ -345,3 +347,39 @@ def test_examples_are_small_and_always_the_same():
 def test_a_plain_module_needs_an_example():
     with pytest.raises(ValueError, match="an example input must be given for Linear"):
         example_inputs(nn.Linear(2, 2))
+
+
+def test_a_gain_that_another_call_has_cast_is_still_the_norms_own():
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return self.weight.float() * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+    model = nn.Sequential(nn.Linear(4, 4), norm := Norm(), nn.Linear(4, 4), norm)
+    graph = trace(model, (torch.randn(2, 4),))
+    assert [[value.name for value in graph.entering("1", call)] for call in graph.calls_of("1")] == [
+        ["linear"],
+        ["linear_1"],
+    ]
+    assert graph.reads("1") == ("0", "2")
+
+
+def test_a_model_that_cannot_be_told_to_make_no_cache_makes_none_by_its_configuration():
+    class Cache:
+        pass
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.layer = nn.LayerNorm(4), nn.Linear(4, 4)
+            self.config = SimpleNamespace(use_cache=True)
+
+        def forward(self, x):
+            return (self.layer(self.norm(x)), Cache()) if self.config.use_cache else self.layer(self.norm(x))
+
+    model = Model()
+    assert trace(model, (torch.randn(2, 4),)).read_by("norm") == ("layer",)
+    assert model.config.use_cache

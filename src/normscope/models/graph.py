@@ -10,6 +10,7 @@ architecture or the name of a class: modules are told apart by the calls that to
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -55,6 +56,15 @@ class LinearReader:
     calls: int = 1
 
 
+@dataclass(frozen=True)
+class Product:
+    """A product with a stored matrix, and the bias that follows it."""
+
+    value: Node  # what is multiplied
+    total: Node  # the output of the layer: the product, with the bias if there is one
+    reader: LinearReader
+
+
 def trace(model: nn.Module, example: Mapping[str, Any] | Sequence[Any]) -> "ModelGraph":
     """The graph of model(**example), or of model(*example), in evaluation mode and without a cache.
 
@@ -68,20 +78,38 @@ def trace(model: nn.Module, example: Mapping[str, Any] | Sequence[Any]) -> "Mode
     args, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
     if "use_cache" in inspect.signature(model.forward).parameters:
         kwargs.setdefault("use_cache", False)
-    training = [module for module in model.modules() if module.training]
     fused = torch.backends.mha.get_fastpath_enabled()
     try:
-        model.eval()
         torch.backends.mha.set_fastpath_enabled(False)  # it would hide a whole encoder layer in one operation
-        with torch.no_grad():  # regions without gradients would be graphs of their own otherwise
+        with as_exported(model):
             program = torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:  # torch.export runs the model's own code, which may raise anything
         raise GraphError(f"{type(model).__name__} cannot be traced: {first_line(error)}") from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
+    return ModelGraph(program, model)
+
+
+@contextmanager
+def as_exported(model: nn.Module) -> Iterator[None]:
+    """A model as torch.export wants it, and as it was afterwards: in evaluation mode, and making no cache.
+
+    Not every forward can be told to make none; then the configuration can.
+    """
+    training = [module for module in model.modules() if module.training]
+    configurations: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    caching = [config for config in configurations if getattr(config, "use_cache", False) is True]
+    try:
+        model.eval()
+        for config in caching:
+            config.use_cache = False
+        with torch.no_grad():  # regions without gradients would be graphs of their own otherwise
+            yield
+    finally:
+        for config in caching:
+            config.use_cache = True
         for module in training:
             module.training = True
-    return ModelGraph(program, model)
 
 
 class ModelGraph:
@@ -91,6 +119,7 @@ class ModelGraph:
     """
 
     def __init__(self, program: torch.export.ExportedProgram, model: nn.Module) -> None:
+        self.program = program
         self._order = {node: index for index, node in enumerate(program.graph.nodes)}
         first_names = {module: name for name, module in model.named_modules()}
         self._names: dict[str, str] = {
@@ -112,7 +141,7 @@ class ModelGraph:
         Followed back through moves, sums, joins and constant factors, up to operations that compute. A parameter or
         buffer that is added counts as written by the module that holds it.
         """
-        pending = [(value, next(iter(call))) for call in self._calls_of(name) for value in self._entering(name, call)]
+        pending = [(value, next(iter(call))) for call in self.calls_of(name) for value in self.entering(name, call)]
         seen: set[Node] = set()
         writers: list[tuple[int, str]] = []
         while pending:
@@ -125,7 +154,7 @@ class ModelGraph:
             elif terms := self._terms(node):
                 pending += [(term, node) for term in terms]
             elif node.op == "call_function":
-                writers.append((self._order[node], self._module(node)))
+                writers.append((self._order[node], self.module_of(node)))
         return _unique(module for _, module in sorted(writers))
 
     def read_by(self, name: str) -> tuple[str, ...]:
@@ -135,8 +164,8 @@ class ModelGraph:
         value than the norm's.
         """
         readers: set[Node] = set()
-        for call in self._calls_of(name):
-            pending = [(value, user) for value in self._leaving(call) for user in value.users if user not in call]
+        for call in self.calls_of(name):
+            pending = [(value, user) for value in self.leaving(call) for user in value.users if user not in call]
             seen: set[Node] = set()
             while pending:
                 value, user = pending.pop()
@@ -147,11 +176,11 @@ class ModelGraph:
                     pending += [(user, further) for further in user.users]
                 else:
                     readers.add(user)
-        return _unique(self._module(node) for node in sorted(readers, key=self._order.__getitem__))
+        return _unique(self.module_of(node) for node in sorted(readers, key=self._order.__getitem__))
 
     def is_added(self, name: str) -> bool:
         """Whether the output of a module is added to another value that depends on the inputs, as in a residual sum."""
-        return any(self._reaches_sum(value, call) for call in self._calls_of(name) for value in self._leaving(call))
+        return any(self._reaches_sum(value, call) for call in self.calls_of(name) for value in self.leaving(call))
 
     def _reaches_sum(self, value: Node, call: Call) -> bool:
         """Whether a value is added, moved at most, to another that depends on the inputs, outside a call."""
@@ -168,7 +197,7 @@ class ModelGraph:
     def is_bypassed(self, name: str) -> bool:
         """Whether what a module reads also goes around it into a sum, as past the norm of a pre-norm block."""
         return any(
-            self._reaches_sum(value, call) for call in self._calls_of(name) for value in self._entering(name, call)
+            self._reaches_sum(value, call) for call in self.calls_of(name) for value in self.entering(name, call)
         )
 
     def linear_readers(self, name: str) -> tuple[LinearReader, ...]:
@@ -179,28 +208,28 @@ class ModelGraph:
         """
         nodes = {
             reader
-            for call in self._calls_of(name)
-            for value in self._leaving(call)
+            for call in self.calls_of(name)
+            for value in self.leaving(call)
             for reader in self._products_of(value)
         }
         return self._counted(nodes)
 
     def linear_layers(self) -> tuple[LinearReader, ...]:
         """Every linear layer that the graph holds, whatever it reads; `calls` counts all its calls."""
-        return self._counted(self._products)
+        return self._counted(self.products)
 
     def other_layers(self) -> tuple[str, ...]:
         """Modules that apply matrices of weights in ways not followed: convolutions, experts, einsum, made weights."""
-        return _unique(self._module(node) for node in self._order if self._applies_weights_otherwise(node))
+        return _unique(self.module_of(node) for node in self._order if self._applies_weights_otherwise(node))
 
     def only_multiplies(self, name: str) -> bool:
         """Whether calling a module does nothing but one product with weights: its output is the layer's output."""
-        calls = self._calls_of(name)
+        calls = self.calls_of(name)
         return bool(calls) and all(self._is_one_product(call) for call in calls)
 
     def shapes(self, name: str) -> tuple[tuple[int, ...], ...]:
         """The shapes of the floating-point inputs that a module was called with."""
-        values = [value for call in self._calls_of(name) for value in self._entering(name, call)]
+        values = [value for call in self.calls_of(name) for value in self.entering(name, call)]
         return tuple(dict.fromkeys(tuple(value.meta["val"].shape) for value in values if is_float(value)))
 
     @cached_property
@@ -212,12 +241,22 @@ class ModelGraph:
                 calls.setdefault(self._named(path), {}).setdefault(key, {})[node] = None
         return calls
 
-    def _calls_of(self, name: str) -> list[Call]:
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Every node, in the order in which they run."""
+        return tuple(self._order)
+
+    def stored_name(self, node: Node) -> str | None:
+        """The parameter or buffer that a node stands for; where several names share one, the graph knows it by one."""
+        return self._stored.get(node.name)
+
+    def calls_of(self, name: str) -> list[Call]:
+        """The calls of a module, each by the operations that belong to it."""
         if name not in self._names:
             raise ValueError(f"name must be a module of the traced model, got {name!r}")
         return list(self._calls.get(self._names[name], {}).values())
 
-    def _module(self, node: Node) -> str:
+    def module_of(self, node: Node) -> str:
         """The deepest module that an operation belongs to."""
         stack = list(node.meta.get("nn_module_stack", {}).values())
         return self._named(stack[-1][0]) if stack else ""
@@ -225,12 +264,15 @@ class ModelGraph:
     def _named(self, path: str) -> str:
         return self._names.get(path, path)  # a module that is made during the call has no name in the model
 
-    def _entering(self, name: str, call: Call) -> list[Node]:
+    def entering(self, name: str, call: Call) -> list[Node]:
         """The values from outside that a call takes: not what the module itself holds."""
         values = [value for node in call if looks_at_values(node) for value in node.all_input_nodes]
         return list(dict.fromkeys(value for value in values if value not in call and not self._holds(name, value)))
 
     def _holds(self, name: str, value: Node) -> bool:
+        """Whether a value is a tensor of the module itself, also one that an earlier call has moved or cast."""
+        while (source := handed_on(value)) is not None:
+            value = source
         if value.op != "placeholder" or value.name in self._user_inputs:
             return False
         if value.name not in self._stored:
@@ -242,7 +284,7 @@ class ModelGraph:
         """The module that holds a parameter or buffer."""
         return self._names[self._stored[stored.name].rpartition(".")[0]]
 
-    def _leaving(self, call: Call) -> list[Node]:
+    def leaving(self, call: Call) -> list[Node]:
         """The values that a call makes for the outside: not its own input, which a cast inside may have handed on."""
         return [node for node in call if any(user not in call for user in node.users) and not handed_in(node, call)]
 
@@ -287,11 +329,11 @@ class ModelGraph:
         return not isinstance(factor, Node) or (factor in self._constants and factor.meta["val"].numel() == 1)
 
     @cached_property
-    def _products(self) -> dict[Node, "_Product"]:
+    def products(self) -> dict[Node, Product]:
         """Every product of an activation with one stored matrix, by the operation that multiplies."""
         return {node: product for node in self._order if (product := self._product(node)) is not None}
 
-    def _product(self, node: Node) -> "_Product | None":
+    def _product(self, node: Node) -> Product | None:
         kind, operands = kind_of(node), list(node.args)
         bias = None
         if kind == "addmm" and not node.kwargs:
@@ -312,7 +354,7 @@ class ModelGraph:
         if bias is not None and bias_name is None:
             return None
         transposed = turned if kind == "linear" else not turned
-        return _Product(value, total, LinearReader(self._module(node), weight_name, bias_name, transposed))
+        return Product(value, total, LinearReader(self.module_of(node), weight_name, bias_name, transposed))
 
     def _matrix(self, factor: Any) -> tuple[str, bool] | None:
         """The stored matrix that a factor is, moved or cast at most, and whether it is transposed."""
@@ -338,7 +380,7 @@ class ModelGraph:
     def _with_bias(self, product: Node) -> tuple[Node, Node | None]:
         """The sum of a product and a stored vector, where the same module adds one next, and that vector."""
         users = list(product.users)
-        if len(users) == 1 and kind_of(users[0]) == "add" and self._module(users[0]) == self._module(product):
+        if len(users) == 1 and kind_of(users[0]) == "add" and self.module_of(users[0]) == self.module_of(product):
             others = [term for term in users[0].all_input_nodes if term is not product]
             if len(others) == 1 and not users[0].kwargs and self._vector(others[0], product) is not None:
                 return users[0], others[0]
@@ -352,16 +394,16 @@ class ModelGraph:
         pending: list[tuple[Node, Any]] = [(value, torch.arange(shape[-1]).expand(shape).contiguous())]
         while pending:
             source, channels = pending.pop()
-            if source in self._overwritten:
+            if source in self.overwritten:
                 continue
             for user in source.users:
-                if user in self._products and self._products[user].value is source and in_order(channels, shape[-1]):
+                if user in self.products and self.products[user].value is source and in_order(channels, shape[-1]):
                     yield user
                 elif handed_on(user) is source and (moved := after_move(user, channels)) is not None:
                     pending.append((user, moved))
 
     @cached_property
-    def _overwritten(self) -> set[Node]:
+    def overwritten(self) -> set[Node]:
         """Values of which all or a part is changed in place, before or after others read them."""
         overwritten: set[Node] = set()
         for node in self._order:
@@ -375,14 +417,14 @@ class ModelGraph:
     def _counted(self, products: Iterable[Node]) -> tuple[LinearReader, ...]:
         counts: dict[LinearReader, int] = {}
         for node in sorted(products, key=self._order.__getitem__):
-            reader = self._products[node].reader
+            reader = self.products[node].reader
             counts[reader] = counts.get(reader, 0) + 1
         return tuple(replace(reader, calls=count) for reader, count in counts.items())
 
     def _applies_weights_otherwise(self, node: Node) -> bool:
         kind = kind_of(node)
         activations = [value for value in node.all_input_nodes if value not in self._constants and is_float(value)]
-        if node.op != "call_function" or node in self._products or not activations or kind in ELEMENTWISE | JOINS:
+        if node.op != "call_function" or node in self.products or not activations or kind in ELEMENTWISE | JOINS:
             return False
         if kind in PRODUCTS:
             return bool(self._weighted & set(node.all_input_nodes))
@@ -395,18 +437,11 @@ class ModelGraph:
         return source is not None and source.meta["val"].ndim >= 2
 
     def _is_one_product(self, call: Call) -> bool:
-        products = [self._products[node] for node in call if node in self._products]
+        products = [self.products[node] for node in call if node in self.products]
         if len(products) != 1:
             return False
-        allowed = {products[0].total, *self._products} | self._constants
+        allowed = {products[0].total, *self.products} | self._constants
         return all(node in allowed or handed_on(node) is not None or not looks_at_values(node) for node in call)
-
-
-@dataclass(frozen=True)
-class _Product:
-    value: Node  # what is multiplied
-    total: Node  # the output of the layer: the product, with the bias if there is one
-    reader: LinearReader
 
 
 def _unique(names: Iterable[str]) -> tuple[str, ...]:

@@ -70,6 +70,8 @@ def in_order(channels: Any, size: int) -> bool:
 
 def transposes(move: Node, source: Node) -> bool | None:
     """Whether a move of a matrix transposes it; None if it does anything else to it."""
+    if not all(isinstance(node.meta["val"], torch.Tensor) for node in (move, source)):
+        return None  # a part of it
     before, after = tuple(source.meta["val"].shape), tuple(move.meta["val"].shape)
     if len(before) != 2 or sorted(before) != sorted(after):
         return None

@@ -1,0 +1,153 @@
+"""Whether the readers of a norm can take over its gain and its bias.
+
+All of them must be linear layers that read the output channel by channel, with weights that nothing else uses. A bias
+needs a bias in each of them; without, the norm keeps b/g. Channels whose gain is 0 keep it.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
+from normscope.models.graph import PRODUCTS
+from normscope.models.operations import kind_of
+from normscope.models.probe import Form, form_of
+from normscope.norm import Norm
+from normscope.rewrite.plan import Taken, TakenBy
+from normscope.rewrite.results import FOLDED, KEPT, NOTHING, Decision
+from normscope.rewrite.streams import Reading, Streams
+from normscope.rewrite.uses import Uses
+from normscope.rewrite.weights import along
+
+Outcome = tuple[Taken | None, str]  # what is taken over; if nothing is, why
+
+
+class Readers:
+    """The readers of every norm of a traced model."""
+
+    def __init__(self, model: nn.Module, streams: Streams, uses: Uses) -> None:
+        self._model, self._streams, self._uses = model, streams, uses
+        self._forms: dict[str, Form | None] = {}
+
+    def decide(self, name: str, norm: Norm) -> tuple[Decision, Taken | None]:
+        """What becomes of the gain and the bias of a norm."""
+        gain, bias = torch.tensor(norm.gain), torch.tensor(norm.bias)
+        if bool((gain == 1).all()) and not bool(bias.any()):
+            return Decision(NOTHING, "its gain is 1 and its bias 0"), None
+        taken_gain = torch.where(gain == 0, 1.0, gain)
+        taken, reason = self.take(name, taken_gain, bias)
+        if taken is not None:
+            what = "gain and bias" if bool(bias.any()) else "gain"
+            return Decision(FOLDED, f"{what} into {_listed(taken)}"), taken
+        without_bias, obstacle = self.take(name, taken_gain, torch.zeros_like(bias))
+        if without_bias is None or without_bias.bias_tensor is None:
+            return Decision(KEPT, obstacle or reason), None
+        if bool((taken_gain == 1).all()):
+            return Decision(KEPT, f"its gain is 1 and its bias stays, because {reason}"), None
+        stored = self._uses.tensors[without_bias.bias_tensor].dtype
+        if not _fits(bias / taken_gain, stored):
+            return Decision(KEPT, f"{reason}, and its bias divided by its gain is beyond what {stored} holds"), None
+        return Decision(
+            FOLDED, f"gain into {_listed(without_bias)}; its bias stays as b/g, because {reason}"
+        ), without_bias
+
+    def take(self, name: str, gain: Tensor, bias: Tensor, blind: frozenset[Node] = frozenset()) -> Outcome:
+        """What the readers of a norm take over if they take this gain and this bias.
+
+        Readers among the `blind` do not notice that the bias is gone.
+        """
+        readings: dict[str, list[Reading]] = {}
+        others: list[Node] = []
+        for call in self._streams.calls[name]:
+            linear, rest = self._streams.readings(call.output)
+            others += [node for node in rest if node not in blind]
+            for reading in linear:
+                weight = self._uses.tensors.first_name(reading.product.reader.weight_name)
+                readings.setdefault(weight, []).append(reading)
+        if others:
+            return None, self._in_the_way(others, bool(readings))
+        if not readings and not blind:
+            return None, "no layer reads its output"
+        readers: list[TakenBy] = []
+        for weight, its_readings in readings.items():
+            reader = self._taker(weight, its_readings, with_bias=bool(bias.any()))
+            if isinstance(reader, str):
+                return None, reader
+            stored, values = self._uses.tensors[weight].dtype, self._uses.tensors.in_float64(weight)
+            if not _fits(values * along(gain, reader.axis, values.ndim), stored):
+                return None, f"its gain times {weight} is beyond what {stored} holds"
+            readers.append(reader)
+        return self._taken(name, gain, bias, readers)
+
+    def _in_the_way(self, others: list[Node], has_readers: bool) -> str:
+        """A reader of a norm that is no linear layer, in words; the one that says most."""
+        also = "also " if has_readers else ""
+        if any(node.op == "output" for node in others):
+            return f"its output is {also}an output of the model"
+        node = others[0]
+        if kind_of(node) in ("add", "sub"):
+            place = f"{self._streams.graph.module_of(node) or 'the model'} ({node.name})"
+            return f"its output is {f'{also}the skip of' if also else 'added to the stream by'} {place}"
+        what = "no product with one stored matrix" if kind_of(node) in PRODUCTS else "no linear layer"
+        return f"its output is read by {self._streams.words(node)}, which is {what}"
+
+    def _taker(self, weight: str, readings: list[Reading], *, with_bias: bool) -> TakenBy | str:
+        """A layer that takes over a gain, and a bias if there is one; or why it can't."""
+        reader = readings[0].product.reader
+        layer, axis = reader.name or "the model", 0 if reader.transposed else 1
+        ok, reason = self._uses.can_change(
+            self._uses.tensors.name_in(reader.name, weight), {reading.node for reading in readings}
+        )
+        if not ok:
+            return f"its reader {layer} multiplies with {reason}"
+        if any(reading.product.reader.transposed != reader.transposed for reading in readings):
+            return f"its reader {layer} multiplies with {weight} and with its transpose"
+        if not with_bias:
+            return TakenBy(reader.name, weight, axis, None, 1.0)
+        ok, reason = self._can_take_bias(readings)
+        if not ok:
+            return f"its reader {layer} {reason}"
+        bias = self._uses.tensors.first_name(str(reader.bias_name))
+        return TakenBy(reader.name, weight, axis, bias, readings[0].factor)
+
+    def _can_take_bias(self, readings: list[Reading]) -> tuple[bool, str]:
+        """Whether all calls of a layer have the same bias, which is nobody else's, and read the same multiple."""
+        names = {reading.product.reader.bias_name for reading in readings}
+        biases = {self._uses.tensors.first_name(name) for name in names if name is not None}
+        if None in names:
+            return False, "has no bias"
+        if len(biases) > 1:
+            return False, "has another bias in each call"
+        if math.isnan(readings[0].factor) or len({reading.factor for reading in readings}) > 1:
+            return False, "gets it multiplied by what is not one known number"
+        nodes = {node for reading in readings for node in (reading.node, reading.product.total)}
+        ok, reason = self._uses.can_change(biases.pop(), nodes)
+        return ok, f"has the bias {reason}"
+
+    def _taken(self, name: str, gain: Tensor, bias: Tensor, readers: list[TakenBy]) -> Outcome:
+        if name not in self._forms:
+            self._forms[name] = form_of(self._model.get_submodule(name))
+        form = self._forms[name]
+        if form is None:
+            return None, "it is none of the known norms"
+        nodes = {node for call in self._streams.calls[name] for node in call.nodes}
+        own: list[str | None] = []
+        for part in (form.gain, form.bias):
+            tensor = None if part is None else f"{name}.{part}".removeprefix(".")
+            if tensor is not None:
+                ok, reason = self._uses.can_change(tensor, nodes)
+                if not ok:
+                    return None, f"it has {reason}"
+            own.append(None if tensor is None else self._uses.tensors.first_name(tensor))
+        return Taken(name, gain, bias, tuple(readers), own[0], own[1], form.gain_convention == "1+w"), ""
+
+
+def _fits(values: Tensor, dtype: torch.dtype) -> bool:
+    """Whether numbers of a dtype come near to all values, beside the largest: none overflows, nor do all vanish."""
+    apart = (values.to(dtype).double() - values).abs().max()
+    return bool(apart <= torch.finfo(dtype).eps * values.abs().max())
+
+
+def _listed(taken: Taken) -> str:
+    return ", ".join(reader.layer or "the model" for reader in taken.readers)

@@ -1,0 +1,114 @@
+"""What operations of the graph do to the channels of a value: sums, factors, moves, and the axis where they end up."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from normscope.models.operations import after_move, handed_on, is_float, kind_of, looks_at_values
+
+
+def counts(user: Node) -> bool:
+    """Whether a user of a value can make a difference: not so checks of its shape or dtype."""
+    return user.op == "output" or looks_at_values(user) or is_mutable(user)
+
+
+def is_mutable(user: Node) -> bool:
+    """Whether an operation changes a value in place."""
+    schema = getattr(user.target, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+def hands_on(user: Node, value: Node) -> bool:
+    """Whether a user hands a value on, as floating-point numbers."""
+    return handed_on(user) is value and (is_float(user) or not isinstance(user.meta["val"], Tensor))
+
+
+def terms_of(node: Node, axis: int) -> list[Any] | None:
+    """What a sum, a join of tokens, or a product with a factor for all channels is made of; None for anything else."""
+    kind = kind_of(node)
+    if kind in ("add", "sub"):
+        return list(node.args[:2])
+    if kind in ("cat", "concat"):
+        parts: Any = node.args[0]
+        dimension: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        along = dimension if dimension < 0 else dimension - node.meta["val"].ndim
+        return list(parts) if along != axis else None
+    if kind in ("mul", "div"):
+        for value in node.args[:2]:
+            if isinstance(value, Node) and scaling(node, value, axis) is not None:
+                return [value]
+    return None
+
+
+def scaling(node: Node, value: Node, axis: int) -> float | None:
+    """The factor by which a node multiplies all channels of a value alike, NaN if it is not one known number."""
+    if kind_of(node) not in ("mul", "div") or node.kwargs or node.meta["val"].shape[axis] != _extent(value, axis):
+        return None
+    left, right = node.args[:2]
+    other = right if left is value else left
+    if other is value or (kind_of(node) == "div" and left is not value):
+        return None
+    if isinstance(other, Node):
+        return math.nan if isinstance(other.meta.get("val"), Tensor) and _extent(other, axis) == 1 else None
+    if isinstance(other, bool) or not isinstance(other, (int, float)) or other == 0:
+        return None
+    return float(other) if kind_of(node) == "mul" else 1.0 / float(other)
+
+
+def _extent(value: Node, axis: int) -> int:
+    """How long an axis is, counted from the last; 1 if it is only broadcast."""
+    shape = value.meta["val"].shape
+    return int(shape[axis]) if len(shape) >= -axis else 1
+
+
+def axes_of(value: Node, size: int) -> list[int]:
+    """The axes that could hold the channels."""
+    shape = value.meta["val"].shape
+    return [axis for axis in range(-len(shape), 0) if shape[axis] == size]
+
+
+def numbered(value: Node, axis: int) -> Tensor:
+    """A tensor of the shape of a value that holds the number of its channel everywhere."""
+    shape = value.meta["val"].shape
+    numbers = torch.arange(shape[axis]).view(-1, *[1] * (-axis - 1))
+    return numbers.expand(shape).contiguous()
+
+
+def move_of(node: Node) -> tuple[Node, Callable[[Node, int], int | None]] | None:
+    """The value that a node hands on, and what becomes of an axis of channels; parts of a split are taken at once."""
+    steps = [node]
+    source = handed_on(node)
+    while source is not None and not isinstance(source.meta["val"], Tensor):
+        steps.append(source)
+        source = handed_on(source)
+    if source is None or not is_float(node) or not is_float(source):
+        return None
+
+    def moved(value: Node, axis: int) -> int | None:
+        channels: Any = numbered(value, axis)
+        for step in reversed(steps):
+            channels = after_move(step, channels)
+            if channels is None:
+                return None
+        return _axis_in(channels, value.meta["val"].shape[axis])
+
+    return source, moved
+
+
+def axis_after(move: Node, source: Node, axis: int, size: int) -> int | None:
+    channels = after_move(move, numbered(source, axis))
+    return None if channels is None else _axis_in(channels, size)
+
+
+def _axis_in(channels: Tensor, size: int) -> int | None:
+    """The axis along which channels are numbered in order."""
+    for axis in range(-channels.ndim, 0):
+        if channels.shape[axis] == size:
+            in_place = torch.arange(size).view(-1, *[1] * (-axis - 1))
+            if bool((channels == in_place).all()):
+                return axis
+    return None

@@ -1,0 +1,92 @@
+"""The traced call of a model in float64 throughout, on the CPU, whatever it casts to on the way, and with any weights.
+
+A model in float64 is not enough: many cast to float32 in their norms and in softmax. Here every operation of the graph
+is given float64, and what it would cast to less stays float64. Weights are asked for one by one, when they are used.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule, Interpreter, Node
+from torch.utils import _pytree as pytree
+
+from normscope.checks import first_line
+from normscope.models.graph import ModelGraph
+from normscope.models.operations import kind_of
+
+CHECKS = {"_assert_tensor_metadata"}  # of dtypes, which are others here
+
+
+def evaluate(
+    graph: ModelGraph, stored: Callable[[str], Tensor], watch: Callable[[Node, Tensor], None] | None = None
+) -> list[Tensor]:
+    """The floating-point outputs of the traced call on its own inputs, with stored tensors by their names.
+
+    Who watches is told the value of every node, in the order in which they run.
+    """
+    program = graph.program
+    inputs: list[Any] = []
+    given = iter(pytree.tree_leaves(program.example_inputs))
+    for spec in program.graph_signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT:
+            inputs.append(next(given))
+        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            inputs.append(_Stored(stored, str(spec.target)))
+        else:
+            inputs.append(program.constants[str(spec.target)])
+    try:
+        with torch.no_grad():
+            outputs = _InFloat64(program.graph_module, watch).run(*inputs)
+    except Exception as error:  # an operation may not exist in float64
+        raise ValueError(f"the traced call can't be computed in float64: {first_line(error)}") from error
+    return floats(outputs)
+
+
+def floats(outputs: Any) -> list[Tensor]:
+    """The floating-point tensors among the outputs of a model, in float64 on the CPU."""
+    tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return [tensor.detach().cpu().double() for tensor in tensors]
+
+
+class _Stored:
+    """A stored tensor that is not there until it is used."""
+
+    def __init__(self, stored: Callable[[str], Tensor], name: str) -> None:
+        self._stored, self._name = stored, name
+
+    def tensor(self) -> Tensor:
+        return self._stored(self._name)
+
+
+class _InFloat64(Interpreter):
+    def __init__(self, module: GraphModule, watch: Callable[[Node, Tensor], None] | None) -> None:
+        super().__init__(module)
+        self._watch = watch
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = pytree.tree_map(_lifted, (args, kwargs))
+        return super().call_function(target, args, kwargs)
+
+    def run_node(self, n: Node) -> Any:
+        if kind_of(n) in CHECKS:
+            return None
+        value = super().run_node(n)
+        if self._watch is not None and isinstance(value, Tensor):
+            self._watch(n, value)
+        return value
+
+    def output(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return super().output(target, pytree.tree_map(_lifted, args), kwargs)
+
+
+def _lifted(value: Any) -> Any:
+    if isinstance(value, _Stored):
+        value = value.tensor()
+    if isinstance(value, Tensor):
+        return value.cpu().double() if value.is_floating_point() else value.cpu()
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value

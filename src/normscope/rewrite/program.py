@@ -1,0 +1,57 @@
+"""A model as an exported program: one .pt2 file that torch runs without the code of the model, or of this package.
+
+>>> import tempfile, pathlib
+>>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
+>>> with tempfile.TemporaryDirectory() as folder:
+...     file = pathlib.Path(folder) / "model.pt2"
+...     save_program(model, ((torch.ones(2, 4),), {}), file)
+...     load_program(file)(torch.ones(5, 4)).shape
+torch.Size([5, 8])
+"""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from normscope.checks import first_line
+from normscope.models.graph import as_exported
+from normscope.rewrite.results import Example
+
+
+def save_program(model: nn.Module, example: Example, path: Path) -> None:
+    """Export a call of a model, for inputs of any length and batch where the model allows it, to a .pt2 file."""
+    args, kwargs = example
+    any_size = pytree.tree_map(_any_size, (args, dict(kwargs)))
+    try:
+        with as_exported(model), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, about what it exports
+            try:
+                program = torch.export.export(model, args, dict(kwargs), dynamic_shapes=_shapes(any_size), strict=False)
+            except Exception:  # some models insist on the sizes of the example
+                program = torch.export.export(model, args, dict(kwargs), strict=False)
+            torch.export.save(program, path)
+    except Exception as error:
+        raise ValueError(f"{type(model).__name__} can't be exported: {first_line(error)}") from error
+
+
+def load_program(path: Path) -> Callable[..., Any]:
+    """The program of a .pt2 file, to be called as the model was in the example."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module: Callable[..., Any] = torch.export.load(path).module()
+    return module
+
+
+def _any_size(value: Any) -> Any:
+    return dict.fromkeys(range(value.ndim), torch.export.Dim.AUTO) if isinstance(value, Tensor) else None
+
+
+def _shapes(any_size: tuple[Any, Any]) -> Any:
+    """One entry for each argument, as torch.export wants them: by name where there are keywords only."""
+    args, kwargs = any_size
+    return (*args, *kwargs.values()) if args else kwargs

@@ -1,0 +1,304 @@
+"""Residual streams on the traced graph: who writes to them, who reads them, and what each does to the mean.
+
+    writers ──▶ sums, moves, joins of tokens, factors that are the same for all channels ──▶ readers
+
+A stream is followed from the input of a norm in both directions until nothing new turns up. All its values have their
+channels in one axis, in order, so that if every writer has mean zero over the channels, so has every value. Whatever is
+not known to keep that, or to be blind to the mean, is an obstacle, in words, with the module and the node.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from normscope.models.found import FoundNorm
+from normscope.models.graph import ModelGraph, Product
+from normscope.models.operations import COPIES, after_move, handed_in, handed_on, in_order, is_float, kind_of
+from normscope.rewrite.channels import (
+    axes_of,
+    axis_after,
+    counts,
+    hands_on,
+    is_mutable,
+    move_of,
+    numbered,
+    scaling,
+    terms_of,
+)
+from normscope.rewrite.places import NormCall, path_of, place
+
+FUNCTIONS = {"layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm"}
+CONVOLUTIONS = {"conv1d": 1, "conv2d": 2, "conv3d": 3}  # and their axes of space
+CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+
+
+@dataclass(frozen=True)
+class Writer:
+    """What a stream begins at: a stored tensor with the channels of the stream along one axis, and a bias."""
+
+    nodes: tuple[Node, ...]  # the operations that use the tensor and the bias
+    module: str
+    tensor: str
+    axis: int
+    bias: str | None = None
+    looks_up: bool = False  # a table of which rows are looked up
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Values with their channels in one axis, linked by operations that keep a mean of zero."""
+
+    size: int
+    nodes: frozenset[Node]
+    writers: tuple[Writer, ...]
+    norm_writers: tuple[NormCall, ...]  # norms whose output is added to it
+    readers: tuple[NormCall, ...]  # norms that subtract its mean
+    obstacles: tuple[str, ...]  # why its mean cannot be removed
+
+    @property
+    def handing_on(self) -> frozenset[Node]:
+        """The operations that hand its values on, or add them up: not those that write it."""
+        return self.nodes.difference(*(writer.nodes for writer in self.writers))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A linear layer that reads the output of a norm, channel by channel."""
+
+    node: Node
+    product: Product
+    factor: float  # what the output is multiplied by on the way; NaN if that is not one known number
+
+
+class Streams:
+    """The norms of a traced model in their places."""
+
+    def __init__(self, graph: ModelGraph, norms: Iterable[FoundNorm], mistaken: Mapping[str, str]) -> None:
+        self.graph = graph
+        self.calls: dict[str, tuple[NormCall, ...]] = {}
+        self.problems: dict[str, str] = {}  # why the place of a norm is not understood
+        self._blind: set[str] = set()
+        self._norms: list[str] = []
+        for found in norms:
+            name = path_of(found)
+            self._norms.append(name)
+            placed = mistaken.get(name, place(graph, found))
+            if isinstance(placed, str):
+                self.problems[name] = placed
+                continue
+            self.calls[name] = placed
+            if found.norm is not None and found.norm.projects and found.norm.groups == 1:
+                self._blind.add(name)
+        calls = [call for placed in self.calls.values() for call in placed]
+        self._by_output = {call.output: call for call in calls}
+        self._inside = {node: call for call in calls for node in call.nodes}
+        self._totals = {product.total: (node, product) for node, product in graph.products.items()}
+        self._streams: dict[Node, Stream] = {}  # by a value that a norm reads
+        for call in calls:
+            if call.norm in self._blind and call.value not in self._streams:
+                stream = _Followed(self, call.value).stream()
+                self._streams |= dict.fromkeys((call.value, *(reader.value for reader in stream.readers)), stream)
+
+    @property
+    def all(self) -> tuple[Stream, ...]:
+        """Every stream that a norm subtracts the mean of."""
+        return tuple(dict.fromkeys(self._streams.values()))
+
+    def read_by(self, norm: str) -> tuple[Stream, ...]:
+        """The streams that a norm reads, one for each of its calls; none if it does not subtract a mean."""
+        return tuple(self._streams[call.value] for call in self.calls.get(norm, ()) if norm in self._blind)
+
+    @property
+    def blind_nodes(self) -> frozenset[Node]:
+        """The operations of norms that do not see the mean of what they read."""
+        return frozenset(node for node, call in self._inside.items() if self.is_blind(call))
+
+    def is_blind(self, call: NormCall) -> bool:
+        """Whether a norm does not see the mean of what it normalizes."""
+        return call.norm in self._blind
+
+    def without_a_module(self) -> tuple[Node, ...]:
+        """Norms that the graph has as one operation of torch, outside of all modules that are known as norms."""
+        known = {node for name in self._norms for call in self.graph.calls_of(name) for node in call}
+        return tuple(node for node in self.graph.nodes if kind_of(node) in FUNCTIONS and node not in known)
+
+    def readings(self, value: Node) -> tuple[list[Reading], list[Node]]:
+        """The linear layers that read a value with its channels in order, and every other use of it.
+
+        Followed through moves, and factors that are the same for all channels.
+        """
+        size = value.meta["val"].shape[-1]
+        pending: list[tuple[Node, Any, float]] = [(value, numbered(value, -1), 1.0)]
+        linear: list[Reading] = []
+        others: dict[Node, None] = {}
+        while pending:
+            source, channels, factor = pending.pop(0)
+            for user in source.users:
+                if not counts(user):
+                    continue
+                product = self.graph.products.get(user)
+                if product is not None and product.value is source and in_order(channels, size):
+                    linear.append(Reading(user, product, factor))
+                elif hands_on(user, source) and (moved := after_move(user, channels)) is not None:
+                    pending.append((user, moved, factor))
+                elif (
+                    (by := scaling(user, source, -1)) is not None and not is_mutable(user) and in_order(channels, size)
+                ):
+                    pending.append((user, numbered(user, -1), by * factor))
+                else:
+                    others[user] = None
+        return linear, list(others)
+
+    def words(self, node: Node) -> str:
+        """An operation as a reader can find it: what it does, in which module, and its name in the graph."""
+        if node.op == "output":
+            return "the output of the model"
+        if node.op == "placeholder":
+            name = self.graph.stored_name(node)
+            return f"the input {node.name}" if name is None else f"the tensor {name}"
+        what = kind_of(node) or str(getattr(node.target, "__name__", node.target))
+        return f"{what} in {self.graph.module_of(node) or 'the model'} ({node.name})"
+
+
+class _Followed:
+    """One stream, followed from one of its values."""
+
+    def __init__(self, streams: Streams, start: Node) -> None:
+        self._all = streams
+        self._graph = streams.graph
+        self._size: int = start.meta["val"].shape[-1]
+        self._axes: dict[Node, int] = {}
+        self._writers: list[Writer] = []
+        self._norm_writers: list[NormCall] = []
+        self._readers: list[NormCall] = []
+        self._obstacles: list[str] = []
+        self._pending: list[tuple[Node, int]] = [(start, -1)]
+        while self._pending:
+            node, axis = self._pending.pop(0)
+            if node not in self._axes:
+                self._axes[node] = axis
+                self._backward(node, axis)
+                if not self._is_of_a_norm(node):
+                    self._forward(node, axis)
+            elif self._axes[node] != axis:
+                self._obstacles.append(f"{streams.words(node)} has its channels in two axes at once")
+
+    def stream(self) -> Stream:
+        return Stream(
+            self._size,
+            frozenset(self._axes).union(*(writer.nodes for writer in self._writers)),
+            tuple(self._writers),
+            tuple(self._norm_writers),
+            tuple(self._readers),
+            tuple(dict.fromkeys(self._obstacles)),
+        )
+
+    def _is_of_a_norm(self, node: Node) -> bool:
+        """Whether a value is the output of a norm, moved at most: it stays as it is, whoever else reads it."""
+        value: Node | None = node
+        while value is not None and value not in self._all._by_output:
+            value = handed_on(value)
+        return value is not None
+
+    def _backward(self, node: Node, axis: int) -> None:
+        """Where a value of the stream comes from."""
+        if node in self._graph.overwritten and (node.op == "placeholder" or self._is_of_a_norm(node)):
+            self._obstacles.append(f"{self._words(node)} is changed in place")
+        if node in self._all._by_output:
+            self._norm_writers.append(self._all._by_output[node])
+        elif (writer := self._writer(node, axis)) is not None:
+            self._writers.append(writer)
+        elif (terms := terms_of(node, axis)) is not None:
+            for term in terms:
+                self._join(node, term, axis)
+        elif (move := move_of(node)) is not None:
+            source, moved = move
+            axes = [candidate for candidate in axes_of(source, self._size) if moved(source, candidate) == axis]
+            if axes:
+                self._pending.append((source, axes[0]))
+            else:
+                self._obstacles.append(f"{self._words(node)} takes the channels of {source.name} apart")
+        else:
+            self._obstacles.append(f"{self._words(node)} writes to its stream and is no linear map with stored weights")
+
+    def _writer(self, node: Node, axis: int) -> Writer | None:
+        if (name := self._graph.stored_name(node)) is not None:
+            return Writer((node,), name.rpartition(".")[0], name, axis)
+        if node in self._all._totals and axis == -1:
+            multiplies, product = self._all._totals[node]
+            reader, along = product.reader, 1 if product.reader.transposed else 0
+            return Writer((multiplies, node), reader.name, reader.weight_name, along, reader.bias_name)
+        module, kind = self._graph.module_of(node), kind_of(node)
+        if kind == "embedding" and axis == -1 and (table := self._stored(node.args[0])) is not None:
+            return Writer((node,), module, table, 1, looks_up=True)
+        if kind == "index" and axis == -1 and (table := self._indexed_table(node)) is not None:
+            return Writer((node,), module, table, 1, looks_up=True)
+        if kind in CONVOLUTIONS and axis == -1 - CONVOLUTIONS[kind] and not node.kwargs:
+            given: dict[str, Any] = dict(zip(CONVOLUTION_ARGUMENTS, node.args, strict=False))
+            kernel, shift = self._stored(given["weight"]), self._stored(given.get("bias"))
+            understood = (given.get("bias") is None) == (shift is None) and given.get("groups", 1) == 1
+            if kernel is not None and understood:
+                return Writer((node,), module, kernel, 0, shift)
+        return None
+
+    def _indexed_table(self, node: Node) -> str | None:
+        """The stored matrix of which an index takes rows."""
+        table, indices = node.args
+        rows = isinstance(indices, (list, tuple)) and len(indices) == 1
+        matrix = isinstance(table, Node) and table.meta["val"].ndim == 2
+        return self._stored(table) if rows and matrix else None
+
+    def _stored(self, value: Any) -> str | None:
+        """The stored tensor that a value is, cast at most."""
+        while isinstance(value, Node) and kind_of(value) in COPIES:
+            value = handed_on(value)
+        return self._graph.stored_name(value) if isinstance(value, Node) else None
+
+    def _join(self, node: Node, term: Any, axis: int) -> None:
+        """Follow a term of a sum or a part of a join, which must have all channels in the same axis."""
+        if isinstance(term, Node) and is_float(term) and axis in axes_of(term, self._size):
+            self._pending.append((term, axis))
+        else:
+            what = self._words(term) if isinstance(term, Node) else str(term)
+            self._obstacles.append(f"{self._words(node)} adds {what} to all channels of its stream")
+
+    def _forward(self, node: Node, axis: int) -> None:
+        """Who else looks at a value of the stream."""
+        for user in node.users:
+            if not counts(user):
+                continue
+            call = self._all._inside.get(user)
+            if call is not None and node in call.nodes and handed_in(node, call.nodes):
+                continue  # what a norm makes of its own input: a cast that changes nothing may go on outside of it
+            if call is not None and call.value is node:
+                if axis == -1 and self._all.is_blind(call):
+                    self._readers += [call] if call not in self._readers else []
+                else:
+                    self._obstacles.append(f"{call.norm} reads the same stream and does not subtract its mean")
+                continue
+            for following, its_axis in self._followers(node, user, axis):
+                if its_axis is None:
+                    self._obstacles.append(f"{self._words(following)} reads the same stream and sees its mean")
+                else:
+                    self._pending.append((following, its_axis))
+
+    def _followers(self, node: Node, user: Node, axis: int) -> Iterator[tuple[Node, int | None]]:
+        """The values that a user makes of a value of the stream, and where they have their channels, if in one axis."""
+        if user in self._all._totals and user not in self._graph.products:
+            yield user, None  # a product and its bias are one writer: nothing else may join them here
+        elif node in (terms_of(user, axis) or ()):
+            yield user, axis
+        elif not hands_on(user, node):
+            yield user, None
+        elif isinstance(user.meta["val"], Tensor):
+            yield user, axis_after(user, node, axis, self._size)
+        else:  # several parts, taken out one by one
+            for part in user.users:
+                move = move_of(part)
+                yield part, None if move is None else move[1](node, axis)
+
+    def _words(self, node: Node) -> str:
+        return self._all.words(node)

