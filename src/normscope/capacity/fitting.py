@@ -1,0 +1,174 @@
+"""A network of LayerNorms of width 3 fitted to labelled points of a line, compiled.
+
+    least Σ max(0, w − yᵢ·scoreᵢ)²          w: the lead that is wanted, yᵢ = ±1
+
+by the Levenberg–Marquardt method. There are fewer points than numbers of a network, so each step solves a system of the
+size of the points that lack the lead: with r what they lack and J the slopes of their leads,
+
+    δ = Jᵀ(JJᵀ + λ)⁻¹r
+
+Layers and readout are brought to length 1 after each step, which changes no label: the lead can't be had by size alone.
+The numbers are those of `equal_folds`.
+"""
+
+import math
+
+import numpy as np
+
+from normscope.compiled import compiled
+
+DAMPING, LEAST_DAMPING = 1e-2, 1e-9  # λ to begin with, and never less, as a share of the mean of JJᵀ's diagonal
+MORE, LESS, RAISED = 4.0, 0.3, 6  # how λ changes after a step that fails or helps; how often one is tried
+HARDLY = 1e-4  # a step that helps by less than this share is the last
+
+
+@compiled
+def fitted(start, depth, points, signs, wanted, enough, steps):  # type: ignore[no-untyped-def]
+    """The numbers of the best network on the way from a start, and its least lead; it ends where that is enough."""
+    count = len(points)
+    states = np.empty((depth + 1, 3))
+    numbers, tried = start.copy(), start.copy()
+    _rescale(numbers, depth)
+    slopes, lack, product = np.empty((count, len(start))), np.empty(count), np.empty((count, count))
+    loss, lead = _judged(numbers, depth, points, signs, wanted, states)
+    best, most = numbers.copy(), lead
+    damping = DAMPING
+    for _ in range(steps):
+        if most > enough:
+            break
+        lacking = _lacking(numbers, depth, points, signs, wanted, states, slopes, lack)
+        size = _products(slopes, lacking, product)
+        if not 0.0 < size < np.inf:  # no slope, or steps that are no longer numbers
+            break
+        helped = False
+        for _ in range(RAISED):
+            weights = _solved(product, lack, lacking, damping * size / lacking)
+            for place in range(len(start)):
+                tried[place] = numbers[place]
+                for row in range(lacking):
+                    tried[place] += slopes[row, place] * weights[row]
+            _rescale(tried, depth)
+            new_loss, lead = _judged(tried, depth, points, signs, wanted, states)
+            helped = new_loss < loss
+            if helped:
+                break
+            damping *= MORE
+        if not helped:
+            break
+        numbers[:] = tried
+        if lead > most:
+            best[:], most = tried, lead
+        if new_loss > (1.0 - HARDLY) * loss:
+            break
+        loss, damping = new_loss, max(damping * LESS, LEAST_DAMPING)
+    return best, most
+
+
+@compiled
+def score(numbers, depth, point, states):  # type: ignore[no-untyped-def]
+    """The readout at a point; states: what goes into each layer and 1/|h| of the layer before, and the last output."""
+    x, y = point, 0.0
+    states[0, 0], states[0, 1] = x, y
+    for layer in range(depth):
+        at = 6 * layer
+        h = numbers[at] * x + numbers[at + 1] * y + numbers[at + 2]
+        k = numbers[at + 3] * x + numbers[at + 4] * y + numbers[at + 5]
+        shrink = 1.0 / math.sqrt(h * h + k * k)
+        x, y = h * shrink, k * shrink
+        states[layer + 1, 0], states[layer + 1, 1], states[layer + 1, 2] = x, y, shrink
+    at = 6 * depth
+    return numbers[at] * x + numbers[at + 1] * y + numbers[at + 2]
+
+
+@compiled
+def slope(numbers, depth, states, sign, row):  # type: ignore[no-untyped-def]
+    """How sign·score changes with each number, from the states that `score` left; written into row."""
+    at = 6 * depth
+    row[at], row[at + 1], row[at + 2] = sign * states[depth, 0], sign * states[depth, 1], sign
+    by_x, by_y = sign * numbers[at], sign * numbers[at + 1]
+    for layer in range(depth - 1, -1, -1):
+        at = 6 * layer
+        x, y, shrink = states[layer + 1, 0], states[layer + 1, 1], states[layer + 1, 2]
+        along = by_x * x + by_y * y
+        by_h, by_k = (by_x - along * x) * shrink, (by_y - along * y) * shrink
+        x, y = states[layer, 0], states[layer, 1]
+        row[at], row[at + 1], row[at + 2] = by_h * x, by_h * y, by_h
+        row[at + 3], row[at + 4], row[at + 5] = by_k * x, by_k * y, by_k
+        by_x = numbers[at] * by_h + numbers[at + 3] * by_k
+        by_y = numbers[at + 1] * by_h + numbers[at + 4] * by_k
+
+
+@compiled
+def _rescale(numbers, depth):  # type: ignore[no-untyped-def]
+    """Every layer, and the readout, to length 1."""
+    for layer in range(depth + 1):
+        first, last = 6 * layer, min(6 * layer + 6, len(numbers))
+        length = 0.0
+        for place in range(first, last):
+            length += numbers[place] * numbers[place]
+        length = math.sqrt(length)
+        for place in range(first, last):
+            numbers[place] /= length
+
+
+@compiled
+def _judged(numbers, depth, points, signs, wanted, states):  # type: ignore[no-untyped-def]
+    """The sum of squares, and the least lead."""
+    loss, least = 0.0, np.inf
+    for place in range(len(points)):
+        lead = signs[place] * score(numbers, depth, points[place], states)
+        least = min(least, lead)
+        if not lead >= wanted:
+            loss += (wanted - lead) ** 2
+    return loss, least
+
+
+@compiled
+def _lacking(numbers, depth, points, signs, wanted, states, slopes, lack):  # type: ignore[no-untyped-def]
+    """Slopes and lacks of the points that lack the lead, in the first rows; how many they are."""
+    rows = 0
+    for place in range(len(points)):
+        lead = signs[place] * score(numbers, depth, points[place], states)
+        if lead < wanted:
+            slope(numbers, depth, states, signs[place], slopes[rows])
+            lack[rows] = wanted - lead
+            rows += 1
+    return rows
+
+
+@compiled
+def _products(slopes, rows, product):  # type: ignore[no-untyped-def]
+    """JJᵀ, its lower half, and the sum of its diagonal."""
+    size = 0.0
+    for row in range(rows):
+        for column in range(row + 1):
+            total = 0.0
+            for place in range(slopes.shape[1]):
+                total += slopes[row, place] * slopes[column, place]
+            product[row, column] = total
+        size += product[row, row]
+    return size
+
+
+@compiled
+def _solved(product, right, rows, damping):  # type: ignore[no-untyped-def]
+    """(JJᵀ + λ)⁻¹r, by Cholesky's factors."""
+    lower, solution = np.empty((rows, rows)), np.empty(rows)
+    for row in range(rows):
+        for column in range(row + 1):
+            total = product[row, column] + (damping if row == column else 0.0)
+            for before in range(column):
+                total -= lower[row, before] * lower[column, before]
+            # Rounding may leave nothing of a pivot; what λ alone would leave is taken then.
+            lower[row, column] = math.sqrt(max(total, damping)) if row == column else total / lower[column, column]
+    for row in range(rows):
+        total = right[row]
+        for before in range(row):
+            total -= lower[row, before] * solution[before]
+        solution[row] = total / lower[row, row]
+    for row in range(rows - 1, -1, -1):
+        total = solution[row]
+        for after in range(row + 1, rows):
+            total -= lower[after, row] * solution[after]
+        solution[row] = total / lower[row, row]
+    return solution

@@ -1,0 +1,68 @@
+"""Samples that can be memorised: finite numbers, a label for each, two classes or more, and no contradictions."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normscope.checks import Floats, as_floats
+
+NAMED = 3  # contradictions that a message names
+
+
+class Samples(NamedTuple):
+    """Samples as a network of some dtype reads them, and their classes."""
+
+    inputs: Floats  # (m, d), rounded to the dtype
+    classes: NDArray[Any]  # (C,), ascending
+    labels: NDArray[np.int64]  # (m,): places in classes
+
+
+def checked_samples(samples: Any, labels: Any, dtype: str) -> Samples:
+    """Samples and labels in the form that everything here works on.
+
+    >>> checked_samples([[0, 1], [2, 3]], ["a", "b"], "float64").labels
+    array([0, 1])
+    """
+    given = as_floats(samples, "samples")
+    if given.ndim != 2 or 0 in given.shape:
+        raise ValueError(f"samples must be a matrix, one row per sample, got shape {given.shape}")
+    with np.errstate(over="ignore"):
+        inputs = given.astype(dtype).astype(np.float64) + 0.0  # −0 and 0 are the same sample
+    if not np.isfinite(inputs).all():
+        raise ValueError(f"samples must fit into {dtype}, got values up to {np.abs(given).max():.3g}")
+    names = np.asarray(labels)
+    if names.shape != (len(inputs),):
+        raise ValueError(f"labels must have one entry per sample, shape ({len(inputs)},), got shape {names.shape}")
+    if names.dtype.kind not in "biuUfS" or (names.dtype.kind == "f" and not np.isfinite(names).all()):
+        raise ValueError(f"labels must be whole numbers, text or finite numbers, got values of dtype {names.dtype}")
+    classes, places = np.unique(names, return_inverse=True)
+    if len(classes) < 2:
+        raise ValueError(f"labels must name two or more classes, got only {classes[0]!s}")
+    pairs = contradictions(inputs, names)
+    if pairs:
+        rounded = any((given[one] != given[other]).any() for one, other in pairs)
+        where = f"equal rows (from 0){f' once they are rounded to {dtype}' if rounded else ''}"
+        refuse_contradictions(pairs, names, where, range(len(names)))
+    return Samples(inputs, classes, places.astype(np.int64))
+
+
+def contradictions(inputs: Floats, names: NDArray[Any]) -> list[tuple[int, int]]:
+    """Rows that equal an earlier one and have another label, with that earlier one."""
+    first: dict[bytes, int] = {}
+    pairs = []
+    for row, sample in enumerate(inputs):
+        earlier = first.setdefault(sample.tobytes(), row)
+        if names[earlier] != names[row]:
+            pairs.append((earlier, row))
+    return pairs
+
+
+def refuse_contradictions(
+    pairs: Sequence[tuple[int, int]], names: NDArray[Any], where: str, numbers: Sequence[int]
+) -> None:
+    """Equal samples with different labels can't be told apart by any network."""
+    shown = ", ".join(f"{numbers[a]} ({names[a]!s}) and {numbers[b]} ({names[b]!s})" for a, b in pairs[:NAMED])
+    more = f", and {len(pairs) - NAMED} more" if len(pairs) > NAMED else ""
+    raise ValueError(f"samples with different labels must differ, got {where}: {shown}{more}")

@@ -1,0 +1,179 @@
+"""A network for each labelling of some points, as they are found; and the file that keeps them.
+
+Labelling k gives point i bit i of k as its label. The 2^(M − 1) that give the last point 0 are kept: the others are
+theirs with the labels exchanged, which exchanges the two rows of a network's readout.
+
+The file is an .npz file of plain arrays. What it says to be certified is certified again when it is read.
+"""
+
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normscope.capacity.certify import Exact, exact_labels
+from normscope.capacity.equal_folds import LAYER, READOUT, maps_of, other_labels
+from normscope.capacity.scaling_layer import layer_norm_network, linear_of
+from normscope.checks import Floats, first_line
+from normscope.files import require_writable, write_whole
+
+if TYPE_CHECKING:
+    from torch import nn
+
+FORMAT = "normscope shatter 1"
+ENDINGS = (".npz",)
+
+
+@dataclass(eq=False)
+class Networks:
+    """What has been found for each labelling, and how often it was looked for."""
+
+    depth: int
+    seed: int
+    points: Floats  # (M,), ascending
+    labels: NDArray[np.int8]  # (2^(M − 1), M)
+    numbers: Floats  # (2^(M − 1), 6·depth + 3), as in `equal_folds`
+    certified: NDArray[np.bool_]
+    margins: Floats  # of the certificates: no right score leads by less
+    bits: NDArray[np.int64]  # that their arithmetic took
+    tried: NDArray[np.int64]  # times
+
+    @classmethod
+    def none_yet(cls, depth: int, seed: int, points: Floats) -> "Networks":
+        count = 2 ** (len(points) - 1)
+        return cls(
+            depth,
+            seed,
+            points,
+            labels=all_labels(len(points)),
+            numbers=np.zeros((count, LAYER * depth + READOUT)),
+            certified=np.zeros(count, bool),
+            margins=np.zeros(count),
+            bits=np.zeros(count, np.int64),
+            tried=np.zeros(count, np.int64),
+        )
+
+    def add(self, labelling: int, numbers: Floats) -> bool:
+        """Take in a network for a labelling if it can be certified; whether it was."""
+        found = shown(numbers, self.points, self.labels[labelling])
+        if found is None:
+            return False
+        self.numbers[labelling], self.margins[labelling], self.bits[labelling] = numbers, found.margin, found.precision
+        self.certified[labelling] = True
+        return True
+
+    def near(self, labelling: int) -> list[Floats]:
+        """Numbers of the networks there are for labellings that differ in one point."""
+        last = len(self.points) - 1
+        nearest = [labelling ^ 1 << point for point in range(last)]
+        found = [self.numbers[other] for other in nearest if self.certified[other]]
+        opposite = labelling ^ (1 << last) - 1  # differs in all points but the last
+        return [*found, other_labels(self.numbers[opposite])] if self.certified[opposite] else found
+
+    def save(self, path: Path) -> None:
+        """Write all of it to a file that takes its place when it is whole."""
+        file = io.BytesIO()
+        np.savez(
+            file,
+            allow_pickle=False,
+            format=np.array(FORMAT),
+            depth=np.array(self.depth),
+            seed=np.array(self.seed),
+            points=self.points,
+            numbers=self.numbers,
+            certified=self.certified,
+            tried=self.tried,
+        )
+        write_whole(file.getvalue(), path)
+
+
+def shown(numbers: Floats, points: Floats, labels: NDArray[np.int8]) -> Exact | None:
+    """What exact arithmetic says of a network that gives the points these labels; None if it does not.
+
+    The float module has to be right as well, in batch and one by one, and so has the one with its labels exchanged.
+    """
+    samples, network = points[:, None].copy(), network_of(numbers)  # torch shares no array that can't be written
+    exact = exact_labels(network, samples)
+    right = (exact.winners == labels).all() and float_right(network, samples, labels)
+    return exact if right else None
+
+
+def float_right(network: "nn.Sequential", samples: Floats, labels: NDArray[np.int8]) -> bool:
+    """Whether the module gives the labels, and with its labels exchanged the others: in batch and one by one.
+
+    Both have the same layers but the last, which are run once.
+    """
+    import torch
+
+    body, readouts = network[:-1], (network[-1], exchanged(network)[-1])
+    with torch.inference_mode():
+        states = [body(torch.from_numpy(rows)) for rows in (samples, *np.split(samples, len(samples)))]
+        for readout, wanted in zip(readouts, (labels, 1 - labels), strict=True):
+            batch, *single = [readout(state).argmax(dim=1) for state in states]
+            if not all((found.numpy() == wanted).all() for found in (batch, torch.cat(single))):
+                return False
+    return True
+
+
+def network_of(numbers: Floats) -> "nn.Sequential":
+    """Linear, LayerNorm(3), …, Linear in float64: label 1 where the second score is the higher one."""
+    return layer_norm_network(maps_of(numbers))
+
+
+def exchanged(network: "nn.Sequential") -> "nn.Sequential":
+    """The network with the same layers and the two rows of its readout exchanged."""
+    from torch import nn
+
+    readout = network[-1]
+    other = linear_of(*(readout.get_parameter(name).flip(0) for name in ("weight", "bias")))
+    return nn.Sequential(*list(network)[:-1], other)
+
+
+def all_labels(points: int) -> NDArray[np.int8]:
+    """Every labelling that gives the last point 0.
+
+    >>> all_labels(3).tolist()
+    [[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0]]
+    """
+    return (np.arange(2 ** (points - 1))[:, None] >> np.arange(points) & 1).astype(np.int8)
+
+
+def require_networks(path: Path) -> None:
+    """Refuse a path at which networks could not be kept, before any work is done."""
+    require_writable(path, force=True, endings=ENDINGS)
+
+
+def load_networks(path: Path, depth: int, seed: int, points: Floats) -> Networks:
+    """What a file holds for this depth, seed and these points; nothing in it is certified until it is checked again."""
+    arrays = _read(path)
+    same = (arrays["depth"] == depth).all() and (arrays["seed"] == seed).all()
+    if not same or not np.array_equal(arrays["points"], points):
+        raise ValueError(
+            f"{path} must be about {len(points)} points, depth {depth} and seed {seed} to be gone on with, got "
+            f"{arrays['points'].size} points, depth {arrays['depth']} and seed {arrays['seed']}: choose another name"
+        )
+    networks = Networks.none_yet(depth, seed, points)
+    for name in ("numbers", "certified", "tried"):
+        stored, own = arrays[name], getattr(networks, name)
+        if stored.shape != own.shape or stored.dtype.kind != own.dtype.kind or not np.isfinite(stored).all():
+            raise ValueError(
+                f"{path} is damaged: {name} must be finite, of shape {own.shape}, got shape {stored.shape}"
+            )
+        setattr(networks, name, stored.astype(own.dtype))
+    return networks
+
+
+def _read(path: Path) -> dict[str, NDArray[Any]]:
+    names = ("format", "depth", "seed", "points", "numbers", "certified", "tried")
+    try:
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in names}
+    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} exists, and is no state of normscope shatter: {first_line(error)}") from None
+    if str(arrays["format"]) != FORMAT:
+        raise ValueError(f"{path} exists, and must say {FORMAT!r}, got {str(arrays['format'])!r}: choose another name")
+    return arrays

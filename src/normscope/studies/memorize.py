@@ -1,0 +1,52 @@
+"""The samples of a file, memorised by a network of LayerNorms."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from normscope.capacity.memorize import memorize as memorize_samples
+from normscope.capacity.network import ENDINGS, LNNet
+from normscope.capacity.samples import contradictions, refuse_contradictions
+from normscope.studies.labelled_table import read_labelled_table
+
+__all__ = ["ENDINGS", "Memorized", "memorize"]
+Progress = Callable[[Iterable[None], str], Iterable[None]]
+
+
+@dataclass(frozen=True)
+class Memorized:
+    """A network and what it has memorised."""
+
+    file: str
+    label_column: str
+    labels: tuple[str, ...]  # of the samples, in the order of the file
+    network: LNNet
+
+    def to_dict(self) -> dict[str, Any]:
+        found = self.network.to_dict()
+        return {
+            "schema_version": found.pop("schema_version"),
+            "file": self.file,
+            "label_column": self.label_column,
+            **found,
+        }
+
+
+def memorize(
+    file: Path,
+    label: str | None = None,
+    *,
+    progress: Progress = lambda steps, what: steps,
+    **options: Any,
+) -> Memorized:
+    """Read samples and labels from a file and find a network for them; options are those of `normscope.memorize`."""
+    table = read_labelled_table(file, label)
+    names = np.array(table.labels)
+    pairs = contradictions(table.samples + 0.0, names)
+    if pairs:
+        refuse_contradictions(pairs, names, f"equal ones in lines of {file}", table.lines)
+    network = memorize_samples(table.samples, names, progress=progress, **options)
+    return Memorized(str(file), table.label, tuple(table.labels), network)

@@ -1,0 +1,276 @@
+"""Networks of LayerNorms that memorise: every certificate is checked again by other means, and the module by itself."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import normscope
+from normscope import LNNet, load_network, memorize
+from normscope.capacity.certify import certify
+from normscope.capacity.samples import checked_samples
+from test_folds import mp_scores
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def random_task(seed, count, classes, channels=1):
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, classes, count)
+    labels[:classes] = np.arange(classes)
+    return rng.random((count, channels)), labels
+
+
+def right(net, samples, labels):
+    """Samples that 80 digits give the right class, by a calculation that shares no code with the certificate."""
+    found = [int(np.argmax([float(score) for score in mp_scores(net.module, sample)])) for sample in samples]
+    return sum(net.classes[place] == label for place, label in zip(found, labels, strict=True))
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=seeds, count=st.integers(4, 40), classes=st.integers(2, 4), channels=st.integers(1, 4))
+def test_any_samples_are_memorised_and_certified(seed, count, classes, channels):
+    samples, labels = random_task(seed, count, classes, channels)
+    net = memorize(samples, labels, seed=seed)
+    assert net.certificate.holds
+    assert net.certificate.of_module
+    assert net.certificate.float_right == count
+    assert (net.predict(samples) == labels).all()
+    assert right(net, samples, labels) == count
+    assert net.depth <= net.bound
+    assert net.least is None or net.depth >= net.least
+
+
+def test_the_module_is_plain_torch():
+    net = memorize(*random_task(0, 30, 3), eps=1e-5)
+    kinds = [type(layer) for layer in net.module]
+    assert isinstance(net, LNNet)
+    assert type(net.module) is nn.Sequential
+    assert kinds == [nn.Linear, nn.LayerNorm] * net.depth + [nn.Linear]
+    assert {(norm.normalized_shape, norm.elementwise_affine, norm.eps) for norm in net.module[1::2]} == {
+        ((3,), False, 1e-5)
+    }
+    assert (net.module[0].in_features, net.module[-1].out_features, net.width) == (1, 3, 3)
+    assert all(parameter.dtype == torch.float64 for parameter in net.module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "eps"), [("float32", 0.0), (torch.float32, 1e-5), ("float64", 1e-5), ("float64", 0.1)]
+)
+def test_a_hundred_random_labels(dtype, eps):
+    samples, labels = random_task(3, 100, 2)
+    net = memorize(samples, labels, dtype=dtype, eps=eps)
+    assert (net.certificate.exact, net.certificate.batch, net.certificate.single) == (100, 100, 100)
+    assert net.depth <= 13
+    assert str(net.module[0].weight.dtype).endswith(str(dtype)[-7:])
+
+
+def test_many_classes():
+    samples, labels = random_task(5, 80, 10)
+    net = memorize(samples, labels)
+    assert (net.certificate.exact, len(net.classes), net.least) == (80, 10, None)
+
+
+def test_the_same_seed_gives_the_same_network():
+    samples, labels = random_task(1, 60, 2)
+    one, other, another = (memorize(samples, labels, seed=seed) for seed in (4, 4, 5))
+    assert all(torch.equal(a, b) for a, b in zip(one.module.parameters(), other.module.parameters(), strict=True))
+    assert not torch.equal(one.module[0].weight, another.module[0].weight)
+
+
+def test_labels_that_are_in_two_pieces_need_no_layer_norm():
+    net = memorize([[0.0], [1.0], [2.0]], [False, False, True])
+    assert (net.depth, net.least, net.predict([2.0]), net.predict([[0.5]]).tolist()) == (0, 0, True, [False])
+
+
+@pytest.mark.parametrize("method", ["fold", "merge"])
+@pytest.mark.parametrize("scale", [1e-300, 1e-9, 1e9, 1e300])
+def test_huge_and_tiny_samples(method, scale):
+    samples, labels = random_task(2, 25, 2, channels=2)
+    net = memorize(samples * scale, labels, method=method)
+    assert net.certificate.holds
+    assert (net.predict(samples * scale) == labels).all()
+
+
+@pytest.mark.parametrize("method", ["fold", "merge"])
+def test_copies_with_one_label_and_constant_channels_are_fine(method):
+    samples, labels = random_task(6, 12, 2, channels=3)
+    samples[:, 1] = 7.0
+    samples, labels = np.concatenate([samples, samples[:5]]), np.concatenate([labels, labels[:5]])
+    assert memorize(samples, labels, method=method).certificate.holds
+
+
+def test_minus_zero_is_zero():
+    assert memorize([[0.0], [-0.0], [1.0]], [0, 0, 1]).certificate.holds
+    with pytest.raises(ValueError, match=r"equal rows \(from 0\): 0 \(0\) and 1 \(1\)"):
+        memorize([[0.0], [-0.0], [1.0]], [0, 1, 1])
+
+
+@pytest.mark.parametrize("labels", [["no", "yes"], [-1, 1], [0.5, 2.5], [False, True]])
+def test_labels_come_back_as_they_were(labels, tmp_path):
+    given = np.array(labels)[random_task(8, 20, 2)[1]]
+    samples = random_task(8, 20, 2)[0]
+    net = memorize(samples, given)
+    net.save(tmp_path / "net.safetensors")
+    for same in (net, load_network(tmp_path / "net.safetensors")):
+        assert same.predict(samples).tolist() == given.tolist()
+        assert same.predict(samples).dtype == given.dtype
+
+
+@pytest.mark.parametrize(("method", "eps"), [("fold", 1e-5), ("merge", 0.0), ("merge", 1e-5)])
+def test_a_saved_network_is_the_same_when_loaded(method, eps, tmp_path):
+    samples, labels = random_task(9, 50, 3, channels=2)
+    net = memorize(samples, labels, method=method, eps=eps)
+    net.save(tmp_path / "net.safetensors")
+    with pytest.raises(FileExistsError, match="exists"):
+        net.save(tmp_path / "net.safetensors")
+    net.save(tmp_path / "net.safetensors", force=True)
+    same = load_network(tmp_path / "net.safetensors")
+    assert (same.certificate, same.origin, same.eps) == (net.certificate, net.origin, net.eps)
+    assert repr(same) == repr(net)
+    assert (same.predict(samples) == labels).all()
+    assert all(torch.equal(a, b) for a, b in zip(net.module.parameters(), same.module.parameters(), strict=True))
+
+
+ALONE = """
+import json, sys
+import torch
+from safetensors import safe_open
+with safe_open(sys.argv[1], "pt") as file:
+    about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
+layers = []
+for place in range(0, 2 * len(tensors) // 2, 2):
+    weight = tensors[f"{place}.weight"]
+    if layers:
+        layers.append(torch.nn.LayerNorm(3, eps=float(about["eps"]), elementwise_affine=False))
+    layers.append(torch.nn.Linear(weight.shape[1], weight.shape[0], dtype=weight.dtype))
+module = torch.nn.Sequential(*layers)
+module.load_state_dict(tensors)
+classes = json.loads(about["classes"])
+scores = module(torch.tensor(json.load(sys.stdin), dtype=torch.float64))
+assert not any(name.startswith("normscope") for name in sys.modules)
+print(json.dumps([classes[place] for place in scores.argmax(1).tolist()]))
+"""
+
+
+def test_a_saved_network_needs_torch_and_safetensors_alone(tmp_path):
+    samples, labels = random_task(10, 80, 3, channels=5)
+    memorize(samples, [f"class {label}" for label in labels], eps=1e-5).save(tmp_path / "net.safetensors")
+    command = [sys.executable, "-c", ALONE, str(tmp_path / "net.safetensors")]
+    done = subprocess.run(command, input=str(samples.tolist()), capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str([f"class {label}" for label in labels]).replace("'", '"')
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match="metadata do not say so"):
+        load_network(tmp_path / "other.safetensors")
+    (tmp_path / "text.safetensors").write_text("no tensors", encoding="utf-8")
+    with pytest.raises(ValueError, match="must be a safetensors file"):
+        load_network(tmp_path / "text.safetensors")
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=seeds, count=st.integers(3, 30), classes=st.integers(2, 4), eps=st.sampled_from([0.0, 1e-5]))
+def test_merging_takes_at_most_samples_minus_classes_layers(seed, count, classes, eps):
+    samples, labels = random_task(seed, max(count, classes), classes, channels=2)
+    net = memorize(samples, labels, method="merge", eps=eps)
+    assert net.certificate.holds
+    assert not net.certificate.of_module
+    assert net.depth <= len(labels) - classes
+    assert (net.predict(samples) == labels).all()
+
+
+def test_merging_as_stated_confuses_classes_and_breaking_parallelisation_does_not():
+    places, labels = np.array([0.0, 1.0, 2.0, 3.0]), [0, 1, 2, 0]
+    centre, half = 1.5, 1.5  # the first point and the next of its class
+    merged = half / np.hypot(places - centre, half)
+    assert merged[0] == pytest.approx(merged[3])  # as meant
+    assert merged[1] == pytest.approx(merged[2])  # classes 1 and 2 have met
+    net = memorize(places[:, None], labels, method="merge")
+    assert (net.certificate.exact, net.depth) == (4, 1)
+
+
+def test_merging_needs_more_bits_than_floats_have_and_says_so():
+    samples, labels = random_task(11, 150, 2)
+    net = memorize(samples, labels, method="merge")
+    assert net.certificate.holds
+    assert net.certificate.weight_bits > 53
+    assert net.certificate.float_right < 150
+    assert 140 <= net.depth <= 148
+    assert (net.predict(samples) == labels).all()  # in exact arithmetic
+
+
+def test_folding_without_time_falls_back_to_merging():
+    samples, labels = random_task(12, 60, 2)
+    net = memorize(samples, labels, seconds=0.0)
+    assert (net.origin.method, net.origin.attempts, net.certificate.holds) == ("merge", 1, True)
+
+
+def test_an_untrue_certificate_is_not_handed_out(monkeypatch):
+    from normscope.capacity import memorize as room
+
+    def sabotaged(module, inputs, labels):
+        with torch.no_grad():
+            module[0].bias[0] += 0.01
+        return certify(module, inputs, labels)
+
+    monkeypatch.setattr(room, "certify", sabotaged)
+    net = memorize(*random_task(13, 40, 2))
+    assert (net.origin.method, net.origin.attempts, net.certificate.holds) == ("merge", 4, True)
+
+
+def test_every_step_of_the_search_is_told():
+    told = []
+    memorize(*random_task(14, 60, 2), progress=lambda steps, what: [told.append((what, len(steps))), *steps][1:])
+    ((what, steps),) = told
+    assert what == f"folding {steps + 2} runs"
+
+
+@pytest.mark.parametrize(
+    ("samples", "labels", "options", "message"),
+    [
+        ([[0.0], [1.0]], [0, 0], {}, "two or more classes, got only 0"),
+        ([[0.0], [np.nan]], [0, 1], {}, "samples must be finite, got 1 NaN"),
+        ([0.0, 1.0], [0, 1], {}, "one row per sample, got shape"),
+        (np.empty((0, 2)), [], {}, "one row per sample, got shape"),
+        ([[0.0], [1.0]], [0, 1, 2], {}, r"one entry per sample, shape \(2,\), got shape \(3,\)"),
+        ([[0.0], [1.0]], [0.0, np.nan], {}, "labels must be whole numbers, text or finite numbers"),
+        ([[0.0], [1.0], [0.0]], ["a", "b", "c"], {}, r"equal rows \(from 0\): 0 \(a\) and 2 \(c\)"),
+        ([[1.0], [1.0 + 1e-12]], [0, 1], {"dtype": "float32"}, "equal rows .* once they are rounded to float32"),
+        ([[1e200], [1.0]], [0, 1], {"dtype": "float32"}, "must fit into float32"),
+        ([[0.0], [1.0]], [0, 1], {"method": "fit"}, "method must be one of fold, merge, got 'fit'"),
+        ([[0.0], [1.0]], [0, 1], {"dtype": "float16"}, "dtype must be one of float64, float32"),
+        ([[0.0], [1.0]], [0, 1], {"eps": -1.0}, "eps must be a finite number, 0 or more, got -1.0"),
+        ([[0.0], [1.0]], [0, 1], {"seed": -1}, "seed must be a whole number"),
+    ],
+)
+def test_what_can_not_be_memorised_is_refused(samples, labels, options, message):
+    with pytest.raises(ValueError, match=message):
+        memorize(samples, labels, **options)
+
+
+def test_many_contradictions_are_counted():
+    with pytest.raises(ValueError, match="and 6 more"):
+        checked_samples(np.zeros((10, 1)), range(10), "float64")
+
+
+@pytest.mark.parametrize("name", ["iris", "breast_cancer"])
+def test_real_samples(name):
+    from sklearn import datasets
+
+    samples, labels = getattr(datasets, f"load_{name}")(return_X_y=True)
+    net = memorize(samples, labels)
+    assert (net.certificate.exact, net.certificate.float_right) == (len(labels), len(labels))
+    assert net.depth < net.bound / 10
+
+
+def test_public_names_are_those_of_the_package():
+    assert normscope.memorize is memorize
