@@ -12,7 +12,7 @@ demo: $(VENV)/.installed
 	$(BIN)/normscope inspect --text sample --html build/report.html --picture build/geometry.png --force
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

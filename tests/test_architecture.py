@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "normscope"
-LAZY_WAYS_BACK = {("norm", "geometry"), ("studies", "report")}
+LAZY_WAYS_BACK = {("norm", "geometry"), ("studies", "report"), ("rewrite", "report")}
 
 
 def rooms_of_the_document():

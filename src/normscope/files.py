@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 PICTURES = (".pdf", ".png", ".svg")
 PAGES = (".html", ".htm")
+UNFINISHED = ".normscope-"  # how the names of files begin that are being written
 
 
 def require_writable(path: Path, *, force: bool, endings: tuple[str, ...]) -> None:
@@ -37,7 +38,7 @@ def drawn(figure: "Figure", path: Path) -> bytes:
 def write_whole(content: bytes, path: Path) -> None:
     """Write a file that takes its place under the path only when all of it is there."""
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".normscope-")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=UNFINISHED)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)

@@ -13,11 +13,15 @@ import typer
 
 import normscope
 from normscope.cli.bench import bench
+from normscope.cli.fold import fold
 from normscope.cli.inspect import inspect
 from normscope.cli.keys import keys
+from normscope.cli.memorize import memorize
 from normscope.cli.options import printable
 from normscope.cli.ranges import ranges
+from normscope.cli.reproduce import reproduce
 from normscope.cli.separability import separability
+from normscope.cli.shatter import shatter
 from normscope.cli.verify import verify
 from normscope.cli.vocab import vocab
 
@@ -27,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (inspect, ranges, keys, vocab, separability, verify):
+for command in (inspect, ranges, keys, vocab, separability, memorize, shatter, verify, fold, reproduce):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

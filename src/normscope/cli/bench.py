@@ -4,7 +4,10 @@ from typing import Annotated
 
 import typer
 
+from normscope.cli.bench_fold import bench_fold
 from normscope.cli.bench_keys import bench_keys, bench_keys_agreement
+from normscope.cli.bench_lng import bench_lng
+from normscope.cli.bench_memorize import bench_memorize
 from normscope.cli.options import (
     ForceFlag,
     JsonFlag,
@@ -19,6 +22,9 @@ from normscope.cli.options import (
 bench = typer.Typer(help="Measure normscope against what you would use instead.", no_args_is_help=True)
 bench.command("keys")(bench_keys)
 bench.command("keys-agreement")(bench_keys_agreement)
+bench.command("fold")(bench_fold)
+bench.command("lng")(bench_lng)
+bench.command("memorize")(bench_memorize)
 
 
 @bench.command("axes")

@@ -7,7 +7,7 @@ passes are not to be had, the operators compute with torch's own operations as w
 
 import warnings
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -192,13 +192,19 @@ class _Passes:
         """A gain or bias, with room for a multiple of the channels that are worked on at a time."""
         room = -(-size // self.together) * self.together
         if given is None:
-            return torch.full((room,), missing, dtype=self.computing)
+            return _constant(room, missing, self.computing)
         vector = (given if given.dtype == self.computing else given.to(self.computing)).contiguous()
         return vector if size == room else pad(vector, (0, room - size))
 
     def spare(self, size: int) -> Tensor | None:
         """Room for the last channels, where they are fewer than are worked on at a time."""
         return torch.empty(3 * self.together, dtype=self.dtype) if size % self.together else None
+
+
+@lru_cache(maxsize=64)
+def _constant(size: int, value: float, dtype: torch.dtype) -> Tensor:
+    """The gain or bias of norms that have none; read and never written, so one serves all calls."""
+    return torch.full((size,), value, dtype=dtype, device="cpu")
 
 
 @cache

@@ -2,11 +2,18 @@
 
 from normscope.report.tables import (  # noqa: F401
     benchmarks,
+    fold_benchmark,
+    folding,
     inspection,
     key_benchmark,
     keys,
+    lng,
+    memorize,
+    memorize_benchmark,
     ranges,
+    reproduction,
     separability,
+    shatter,
     vocab,
 )
 from normscope.report.tables.shared import duration, escape, tables

@@ -1,0 +1,74 @@
+"""normscope reproduce"""
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from normscope.cli.options import JsonFlag, show
+
+SPEED_SECONDS = 3600.0  # the time left is judged from the last hour: an epoch may take minutes
+PARTS = 1_000_000  # that the bar counts
+
+
+def reproduce(
+    name: Annotated[str | None, typer.Argument(help="The experiment; --list shows all.", show_default=False)] = None,
+    preset: Annotated[str, typer.Option(help="quick, or paper: the published set-up.")] = "quick",
+    seeds: Annotated[int | None, typer.Option(help="How many seeds; each preset has its own number.", min=1)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The folder of the run, continued if it has begun; by default reproductions/NAME-PRESET."),
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="A folder or file with the data that the experiment needs.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.", min=1)] = None,
+    json: JsonFlag = False,
+    list_all: Annotated[bool, typer.Option("--list", help="Show all experiments and stop.")] = False,
+) -> None:
+    """One experiment of the papers, beside the published figures; a run that was interrupted goes on."""
+    if list_all:
+        from normscope.lab.catalogue import experiment_named, names
+
+        for each in names():
+            experiment = experiment_named(each)
+            print(f"{each:16} {experiment.what} ({experiment.source})")
+        return
+    if name is None:
+        raise ValueError("an experiment must be named: normscope reproduce --list shows all")
+    from normscope.lab.runs import reproduce as study
+
+    folder = out or Path("reproductions") / f"{name}-{preset}"
+    command = shlex.join(["normscope", *sys.argv[1:]])
+    with _bar(name) as progress:
+        result = study(
+            name, folder, preset=preset, seeds=seeds, data=data, workers=workers, command=command, progress=progress
+        )
+    show(result, json)
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Callable[[float, int, int], None]]:
+    """A bar on standard error with the time that is left; nothing where that is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, finished, cells: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=SPEED_SECONDS) as bar:
+        task = bar.add_task(name, total=PARTS)
+        begun = False
+
+        def told(done: float, finished: int, cells: int) -> None:
+            nonlocal begun
+            if not begun:  # what an earlier run has done does not count for the speed of this one
+                bar.reset(task, completed=round(PARTS * done))
+                begun = True
+            bar.update(task, completed=PARTS * done, description=f"{name}: {finished} of {cells} cells")
+
+        yield told

@@ -1,0 +1,1 @@
+"""The papers' experiments as configured runs that can be interrupted and continued."""

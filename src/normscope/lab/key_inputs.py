@@ -1,0 +1,61 @@
+"""The inputs of a model's attention, and how many of them no query can select."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from normscope.checks import Floats
+from normscope.separation.selectable import selectable
+
+
+def seen_by(modules: Iterable[nn.Module], run: Callable[[], Any]) -> list[tuple[Floats, Floats]]:
+    """The input and output of each module while `run` runs the model once."""
+    seen: list[tuple[Floats, Floats]] = []
+
+    def note(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        seen.append((as_array(inputs[0]), as_array(output)))
+
+    hooks = [module.register_forward_hook(note) for module in modules]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def unselectable(sets: Sequence[Floats]) -> dict[str, int]:
+    """Over sets of keys (..., n, d): how many keys there are, and how many no query prefers; every verdict checked."""
+    answers = [selectable(keys) for keys in sets]
+    return {
+        "keys": sum(answer.mask.size for answer in answers),
+        "unselectable": sum(int((~answer.mask & ~answer.degenerate).sum()) for answer in answers),
+        "degenerate": sum(int(answer.degenerate.sum()) for answer in answers),
+        "certificates_hold": int(all(answer.check() for answer in answers)),
+    }
+
+
+def as_array(x: Tensor) -> Floats:
+    return np.asarray(x.detach().cpu().double().numpy())
+
+
+def shares(rows: Sequence[Any], layers: int, **where: Any) -> list[float]:
+    """For each layer, the share of keys of all seeds that no query selects."""
+    found = []
+    for layer in range(1, layers + 1):
+        chosen = [
+            row for row in rows if all(row.get(name) == value for name, value in {**where, "layer": layer}.items())
+        ]
+        found.append(sum(row["unselectable"] for row in chosen) / max(1, sum(row["keys"] for row in chosen)))
+    return found
+
+
+def in_percent(values: Sequence[float]) -> str:
+    """Shares as the papers' tables have them.
+
+    >>> in_percent([0.51, 0.322, 0.0])
+    '51.0%, 32.2%, 0'
+    """
+    return ", ".join(f"{100 * value:.1f}%" if value else "0" for value in values)

@@ -1,0 +1,31 @@
+"""Where data is, and what it is: files named by their content, so that a run knows its data wherever it lies."""
+
+import gzip
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def place(data: Path, name: str) -> Path:
+    """The folder `name` in a folder with many data sets, or the folder itself."""
+    if not data.exists():
+        raise FileNotFoundError(f"{data} does not exist: --data must be the folder of the data")
+    return data / name if (data / name).is_dir() else data
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a file, unpacked if it ends in .gz."""
+    raw = path.read_bytes()
+    return gzip.decompress(raw) if path.suffix == ".gz" else raw
+
+
+def text(path: Path) -> str:
+    try:
+        return content(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be text in UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def fingerprints(files: Sequence[Path]) -> dict[str, str]:
+    """The first 16 digits of SHA-256 of each file, by name."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in files}

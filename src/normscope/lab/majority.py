@@ -1,0 +1,122 @@
+"""Majority with and without the projection of LayerNorm: how fast it is learned, and where queries point.
+
+Brody et al. 2023, figures 2 and 3: with projection a training loss of 0.2 at about 5,000 steps and queries that turn
+towards (1, …, 1); without it three times as many steps, and queries that turn away.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from normscope.lab.experiment import Cell, Finding, Row, Settings
+from normscope.lab.keep import Keep
+from normscope.lab.majority_task import DRAWN, VARIANTS, trained
+from normscope.lab.statistics import paired_difference
+from normscope.lab.trained import Trained, column, draw_curve
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+REACHED = 0.2  # the training loss whose steps the paper counts
+
+
+class MajorityLearned(Trained):
+    name = "majority"
+    what = "loss, accuracy and angle of queries while majority is learned, with and without projection"
+    source = "Brody et al. 2023, fig. 2, 3"
+    seeds: ClassVar = {"quick": 6, "paper": 10}
+    variants = VARIANTS
+    paper: ClassVar = {
+        "samples": 100_000,
+        "length": 50,
+        "classes": 20,
+        "lead": 6,
+        "width": 8,
+        "batch": 6000,
+        "learning_rate": 1e-3,
+        "steps": 17_000,
+        "decay_steps": 140_000,
+        "epoch": 100,
+        "every": 10,
+    }
+    quick: ClassVar = {"batch": 256, "learning_rate": 1e-2, "steps": 2000, "decay_steps": 16_000}
+
+    def run(self, cell: Cell, keep: Keep) -> list[Row]:
+        rows, _ = trained(cell.settings, cell.seed, keep)
+        return rows
+
+    def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:
+        differences = self.differences(settings, rows, DRAWN)
+        needed = {variant: _steps_needed(rows, variant, settings["steps"]) for variant in VARIANTS}
+        slower = paired_difference(needed[VARIANTS[1]], needed[VARIANTS[0]])
+        ratio = float(np.median(needed[VARIANTS[1]]) / np.median(needed[VARIANTS[0]]))
+        missed = [sum(steps > settings["steps"] for steps in needed[variant]) for variant in VARIANTS]
+        when = _epoch_at(float(np.median(needed[VARIANTS[0]])), settings)
+        accuracy = [column(rows, "test_accuracy", variant=variant, step=when) for variant in VARIANTS]
+        better = paired_difference(*accuracy)
+        last = settings["steps"] // settings["epoch"] * settings["epoch"]
+        angles = [column(rows, "angle", variant=variant, step=last) for variant in VARIANTS]
+        apart = paired_difference(angles[1], angles[0])
+        interval = "95% interval of the paired difference over seeds"
+        return [
+            Finding(
+                f"with projection a training loss of {REACHED} takes fewer steps",
+                "about 5,000 steps, and 3 times as many without",
+                f"median {np.median(needed[VARIANTS[0]]):,.0f} steps with, {np.median(needed[VARIANTS[1]]):,.0f} "
+                f"without ({ratio:.1f} times); {slower} steps more"
+                + f"; not reached at the end by {missed[0]} seeds with and {missed[1]} without"
+                * any(missed),
+                slower.above(),
+                f"{interval} above 0; runs that did not reach it count as one step after the last",
+                differences,
+            ),
+            Finding(
+                f"when the loss is {REACHED} with projection, its test accuracy is higher",
+                "about 0.93 with, 0.85 without, at 5,000 steps",
+                f"{np.mean(accuracy[0]):.3f} with, {np.mean(accuracy[1]):.3f} without at {when:,} steps; by {better}",
+                better.above(),
+                f"{interval} above 0",
+                differences,
+            ),
+            Finding(
+                "queries turn towards (1, …, 1) with projection only",
+                "mean angle falls to about 10° with, rises to about 82° without",
+                f"{np.mean(angles[0]):.1f}° with, {np.mean(angles[1]):.1f}° without at the end; apart by {apart}°",
+                apart.above(),
+                f"{interval} above 0",
+                differences,
+            ),
+        ]
+
+    def pictures(self, settings: Settings, rows: Sequence[Row]) -> "dict[str, Figure]":
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(12, 3.8), dpi=150, layout="constrained")
+        shown = {"loss": "training loss", "test_accuracy": "test accuracy", "angle": "mean angle to (1, …, 1) (°)"}
+        for ax, (name, label) in zip(figure.subplots(1, 3), shown.items(), strict=True):
+            for variant in VARIANTS:
+                draw_curve(ax, rows, "step", name, variant, variant=variant)
+            ax.set(xlabel="steps", ylabel=label)
+            ax.grid(alpha=0.3)
+        figure.axes[0].axhline(REACHED, color="gray", linewidth=0.8, linestyle="--")
+        figure.axes[0].legend()
+        figure.suptitle("Majority: mean over seeds, and one standard deviation")
+        return {"majority": figure}
+
+
+def _steps_needed(rows: Sequence[Row], variant: str, steps: int) -> list[float]:
+    """For each seed, the first step at which the loss is there; one more than there were if it never is."""
+    needed: dict[int, float] = {}
+    for row in rows:
+        if row["variant"] == variant:
+            seed, loss = int(row["seed"] or 0), row.get("loss")
+            there = float(row["step"] or 0) if loss is not None and float(loss) <= REACHED else steps + 1.0
+            needed[seed] = min(needed.get(seed, steps + 1.0), there)
+    return [needed[seed] for seed in sorted(needed)]
+
+
+def _epoch_at(step: float, settings: Settings) -> int:
+    """The end of the epoch that a step is in: accuracy is measured there."""
+    epochs = settings["steps"] // settings["epoch"]
+    return int(min(epochs, max(1, -(-step // settings["epoch"])))) * int(settings["epoch"])

@@ -1,0 +1,246 @@
+"""A run of an experiment in a folder: continued if it was interrupted, its cells in parallel processes.
+
+    config.json     what was run: experiment, preset, seeds, settings, command, commit, versions
+    cells/          one finished cell a file; beside them the state of those that are not finished
+    results.csv     the rows of all cells
+    findings.json   claims of the paper, our figures, verdicts
+    *.png, *.html   pictures, and pages where something must be turned to be seen
+
+A cell depends on its settings and its seed alone, so a run that was killed and continued ends as one that was not.
+"""
+
+import csv
+import io
+import json
+import math
+import os
+import platform
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from multiprocessing import active_children, connection, get_context, parent_process
+from pathlib import Path
+from typing import Any
+
+from normscope import __version__
+from normscope.files import UNFINISHED, drawn, write_whole
+from normscope.lab.catalogue import experiment_named
+from normscope.lab.experiment import Cell, Experiment, Finding, Row, Settings
+from normscope.lab.keep import Keep
+
+SCHEMA_VERSION = 1
+POLL_SECONDS = 0.5
+Progress = Callable[[float, int, int], None]  # the share that is done, finished cells, all cells
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """One run, finished: what was asked, and what came out."""
+
+    experiment: str
+    what: str
+    source: str
+    preset: str
+    seeds: tuple[int, ...]
+    settings: Settings
+    findings: tuple[Finding, ...]
+    pictures: tuple[str, ...]
+    pages: tuple[str, ...]
+    seconds: float  # CPU seconds of all cells; of one that was interrupted, since it went on
+    folder: str
+
+    def to_dict(self) -> dict[str, Any]:
+        found = [{**asdict(finding), "verdict": finding.verdict} for finding in self.findings]
+        return {"schema_version": SCHEMA_VERSION, **asdict(self), "findings": found}
+
+
+def reproduce(
+    name: str,
+    out: Path,
+    *,
+    preset: str = "quick",
+    seeds: int | None = None,
+    data: Path | None = None,
+    changes: Mapping[str, Any] | None = None,
+    workers: int | None = None,
+    command: str = "",
+    progress: Progress = lambda done, finished, cells: None,
+) -> Reproduction:
+    """Run an experiment in a folder, or go on with the run that is there.
+
+    `changes` are values in place of those of the preset; what they make different from the paper is printed.
+    """
+    experiment = experiment_named(name)
+    if preset not in experiment.seeds:
+        raise ValueError(f"preset must be one of {', '.join(experiment.seeds)}, got {preset!r}")
+    if experiment.data and data is None:
+        raise ValueError(f"{name} needs --data: {experiment.data}")
+    numbers = tuple(range(experiment.seeds[preset] if seeds is None else seeds))
+    settings = json.loads(json.dumps(_changed(experiment.settings(preset, data), changes or {})))
+    _open_folder(out, experiment, preset, numbers, settings, command)
+    cells = [replace(cell, data=data) for cell in experiment.cells(settings, numbers)]
+    _run_all(experiment, cells, out / "cells", workers or os.cpu_count() or 1, progress)
+    for left in (out / "cells").glob(f"{UNFINISHED}*"):  # by a process that was killed while it wrote
+        left.unlink(missing_ok=True)
+    finished = [json.loads(_file_of(out / "cells", cell).read_text(encoding="utf-8")) for cell in cells]
+    rows: list[Row] = [row for cell in finished for row in cell["rows"]]
+    findings = experiment.findings(settings, rows)
+    write_whole(_as_csv(rows), out / "results.csv")
+    pictures = experiment.pictures(settings, rows)
+    for title, figure in pictures.items():
+        path = out / f"{title}.png"
+        write_whole(drawn(figure, path), path)
+    pages = experiment.pages(settings, rows)
+    for title, page in pages.items():
+        write_whole(page.encode(), out / f"{title}.html")
+    result = Reproduction(
+        experiment=name,
+        what=experiment.what,
+        source=experiment.source,
+        preset=preset,
+        seeds=numbers,
+        settings=settings,
+        findings=tuple(findings),
+        pictures=tuple(f"{title}.png" for title in pictures),
+        pages=tuple(f"{title}.html" for title in pages),
+        seconds=sum(cell["seconds"] for cell in finished),
+        folder=str(out),
+    )
+    write_whole(json.dumps(result.to_dict(), indent=2, allow_nan=False).encode(), out / "findings.json")
+    return result
+
+
+def _changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    unknown = [name for name in changes if name not in settings]
+    if unknown:
+        raise ValueError(f"changes must be among {', '.join(settings)}, got {', '.join(unknown)}")
+    return {**settings, **changes}
+
+
+def _open_folder(
+    out: Path, experiment: Experiment, preset: str, seeds: Sequence[int], settings: Settings, command: str
+) -> None:
+    """Write down what is run, or make sure that it is what the folder has."""
+    asked = {
+        "schema_version": SCHEMA_VERSION,
+        "experiment": experiment.name,
+        "preset": preset,
+        "seeds": list(seeds),
+        "settings": settings,
+    }
+    place = out / "config.json"
+    if place.exists():
+        there = json.loads(place.read_text(encoding="utf-8"))
+        for part, value in asked.items():
+            if there.get(part) != value:
+                raise ValueError(
+                    f"{out} holds a run with another {part}: {there.get(part)!r}, asked for {value!r}; "
+                    "choose another --out, or remove the folder"
+                )
+        return
+    if out.exists() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty and holds no run: choose another --out")
+    (out / "cells").mkdir(parents=True, exist_ok=True)
+    versions = {name: version(name) for name in ("numpy", "torch", "numba")}
+    machine = {"python": platform.python_version(), "normscope": __version__, **versions}
+    config = {**asked, "command": command, "commit": _commit(), "versions": machine}
+    write_whole(json.dumps(config, indent=2).encode(), place)
+
+
+def _commit() -> str | None:
+    """The commit of the package's own checkout, if it is one."""
+    try:
+        asked = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
+    return asked.stdout.strip() or None
+
+
+def _run_all(experiment: Experiment, cells: Sequence[Cell], folder: Path, workers: int, progress: Progress) -> None:
+    missing = [cell for cell in cells if not _file_of(folder, cell).exists()]
+
+    def tell() -> None:
+        left = [cell for cell in missing if not _file_of(folder, cell).exists()]
+        parts = len(cells) - len(left) + sum(Keep(folder, cell.key).fraction for cell in left)
+        progress(parts / max(1, len(cells)), len(cells) - len(left), len(cells))
+
+    tell()
+    if workers == 1:
+        for cell in missing:
+            run_cell(experiment.name, cell, folder)
+            tell()
+        return
+    others = set(active_children())
+    with ProcessPoolExecutor(
+        min(workers, max(1, len(missing))), mp_context=get_context("spawn"), initializer=_end_with_parent
+    ) as pool:
+        waiting: set[Future[None]] = {pool.submit(run_cell, experiment.name, cell, folder) for cell in missing}
+        try:
+            while waiting:
+                done, waiting = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                tell()
+        except BaseException:  # what the other cells have saved is enough to go on from
+            for worker in set(active_children()) - others:
+                worker.terminate()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _end_with_parent() -> None:
+    """End a worker with the process that started it, even if that is killed."""
+    parent = parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            connection.wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def run_cell(name: str, cell: Cell, folder: Path) -> None:
+    """Run one cell on one thread, and leave its rows in a file."""
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    keep = Keep(folder, cell.key)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            torch.manual_seed(cell.seed)
+            start = time.process_time()
+            rows = experiment_named(name).run(cell, keep)
+            seconds = time.process_time() - start
+    finally:
+        torch.set_num_threads(before)
+    rows = [{name: _finite(value) for name, value in row.items()} for row in rows]
+    content = {"key": cell.key, "seed": cell.seed, "seconds": seconds, "rows": rows}
+    write_whole(json.dumps(content, allow_nan=False).encode(), _file_of(folder, cell))
+    keep.forget()
+
+
+def _finite(value: str | int | float | None) -> str | int | float | None:
+    """A value that JSON has: the loss of a run that diverged is none."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _file_of(folder: Path, cell: Cell) -> Path:
+    return folder / f"{cell.key}.json"
+
+
+def _as_csv(rows: Sequence[Row]) -> bytes:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()

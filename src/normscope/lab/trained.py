@@ -1,0 +1,110 @@
+"""Experiments that train: variants of one network, each with every seed, so that differences are paired."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from normscope.lab.experiment import Cell, Experiment, Row, Settings
+from normscope.lab.loaders.files import fingerprints
+
+
+class Trained(Experiment):
+    """One cell for each variant and seed; settings are the published ones, and what `quick` changes of them."""
+
+    variants: ClassVar[tuple[str, ...]]
+    paper: ClassVar[Settings]
+    quick: ClassVar[Settings]
+
+    def files(self, data: Path) -> list[Path]:
+        """The files of the data that are read."""
+        return []
+
+    def settings(self, preset: str, data: Path | None) -> Settings:
+        chosen = {**self.paper, **(self.quick if preset == "quick" else {})}
+        return {**chosen, "data": fingerprints(self.files(data))} if self.data and data else chosen
+
+    def cells(self, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
+        return [
+            Cell(file_name(variant, f"seed {seed}"), seed, {**settings, "variant": variant})
+            for seed in seeds
+            for variant in self.variants
+        ]
+
+    def differences(self, settings: Settings, rows: Sequence[Row], *others: str) -> str:
+        """All that is not as the paper has it: settings, the number of seeds, and what is said in words."""
+        count, published = len({row["seed"] for row in rows}), self.seeds["paper"]
+        seeds = [] if count == published else [f"{count} seeds (the paper: {published})"]
+        return "; ".join([*others, *seeds, *changes(settings, self.paper)])
+
+
+def file_name(*parts: str) -> str:
+    """Words as the name of a file.
+
+    >>> file_name("LN-Net, g = 4", "seed 0")
+    'LN-Net-g-4-seed-0'
+    """
+    return "-".join(re.findall(r"[\w-]+", " ".join(parts)))
+
+
+def changes(settings: Settings, published: Settings) -> list[str]:
+    """What differs, in words.
+
+    >>> changes({"batch": 512, "learning_rate": 0.01}, {"batch": 6000, "learning_rate": 0.01})
+    ['batch 512 (the paper: 6,000)']
+    """
+    return [
+        f"{name.replace('_', ' ')} {_shown(settings[name])} (the paper: {_shown(value)})"
+        for name, value in published.items()
+        if settings[name] != value
+    ]
+
+
+def column(rows: Sequence[Row], name: str, **where: Any) -> list[float]:
+    """The values of one column in the rows that agree with `where`, in the order of seeds.
+
+    >>> rows = [{"seed": 1, "kind": "a", "loss": 0.5}, {"seed": 0, "kind": "a", "loss": 0.25}, {"seed": 0, "kind": "b"}]
+    >>> column(rows, "loss", kind="a")
+    [0.25, 0.5]
+    """
+    chosen = [row for row in rows if all(row.get(key) == value for key, value in where.items())]
+    return [float(row[name]) for row in sorted(chosen, key=_seed) if row.get(name) is not None]  # type: ignore[arg-type]
+
+
+def curves(rows: Sequence[Row], at: str, name: str, **where: Any) -> tuple[list[float], list[float], list[float]]:
+    """Places in ascending order with the mean over seeds there, and its standard deviation.
+
+    >>> rows = [{"seed": seed, "step": step, "loss": step + seed} for seed in (0, 2) for step in (10, 20)]
+    >>> curves(rows, "step", "loss")
+    ([10.0, 20.0], [11.0, 21.0], [1.0, 1.0])
+    """
+    import numpy as np
+
+    at_place: dict[float, list[float]] = {}
+    for row in rows:
+        if row.get(name) is not None and all(row.get(key) == value for key, value in where.items()):
+            at_place.setdefault(float(row[at]), []).append(float(row[name]))  # type: ignore[arg-type]
+    places = sorted(at_place)
+    return (
+        places,
+        [float(np.mean(at_place[place])) for place in places],
+        [float(np.std(at_place[place])) for place in places],
+    )
+
+
+def draw_curve(ax: Any, rows: Sequence[Row], at: str, name: str, label: str, **where: Any) -> None:
+    """A line of means over seeds, in a band of one standard deviation."""
+    places, means, spread = curves(rows, at, name, **where)
+    (line,) = ax.plot(places, means, linewidth=1.4, label=label)
+    low, high = ([mean + side * each for mean, each in zip(means, spread, strict=True)] for side in (-1, 1))
+    ax.fill_between(places, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+
+
+def _seed(row: Mapping[str, Any]) -> int:
+    return int(row["seed"])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_shown(each) for each in value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

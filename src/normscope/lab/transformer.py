@@ -1,0 +1,111 @@
+"""A transformer's parts, with its norms given from outside: x + attention(norm1(x)), then + feed-forward(norm2(x)).
+
+With norm_first=False, as the first transformers had it: norm1(x + attention(x)), then norm2(x + feed-forward(x)).
+
+torch's own encoder layer would do, were it not for its fast path: in eval mode it reads gain and bias of norm1 and
+norm2 and computes a LayerNorm with them, whatever modules they are.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class Attention(nn.Module):
+    """Attention of several heads, from x to itself or to a memory."""
+
+    def __init__(self, width: int, heads: int, *, bias: bool = True, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.query = nn.Linear(width, width, bias=bias)
+        self.key = nn.Linear(width, width, bias=bias)
+        self.value = nn.Linear(width, width, bias=bias)
+        self.out = nn.Linear(width, width)
+
+    def forward(
+        self, x: Tensor, memory: Tensor | None = None, *, allowed: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        """`allowed`: (batch, keys), which keys may be attended to; None: all."""
+        source = x if memory is None else memory
+        query, key, value = self._split(self.query(x)), self._split(self.key(source)), self._split(self.value(source))
+        mask = None if allowed is None else allowed[:, None, None, :]
+        dropout = self.dropout if self.training else 0.0
+        mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+        joined: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return joined
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (batch, heads, tokens, channels)
+
+
+class FeedForward(nn.Sequential):
+    def __init__(self, width: int, hidden: int, activation: nn.Module, dropout: float = 0.0) -> None:
+        super().__init__(nn.Linear(width, hidden), activation, nn.Dropout(dropout), nn.Linear(hidden, width))
+
+
+class Block(nn.Module):
+    """One layer of an encoder, or of a decoder without a memory."""
+
+    def __init__(
+        self,
+        attention: Attention,
+        feed_forward: nn.Module,
+        norm1: nn.Module,
+        norm2: nn.Module,
+        dropout: float = 0.0,
+        norm_first: bool = True,
+    ) -> None:
+        super().__init__()
+        self.attention, self.feed_forward = attention, feed_forward
+        self.norm1, self.norm2 = norm1, norm2
+        self.added = Added(dropout, norm_first)
+
+    def forward(self, x: Tensor, *, allowed: Tensor | None = None, causal: bool = False) -> Tensor:
+        x = self.added(x, self.norm1, lambda given: self.attention(given, allowed=allowed, causal=causal))
+        x = self.added(x, self.norm2, self.feed_forward)
+        return x
+
+
+class DecoderBlock(nn.Module):
+    """One layer of a decoder, which also attends to a memory."""
+
+    def __init__(
+        self,
+        attention: Attention,
+        across: Attention,
+        feed_forward: nn.Module,
+        norms: tuple[nn.Module, nn.Module, nn.Module],
+        dropout: float = 0.0,
+        norm_first: bool = True,
+    ) -> None:
+        super().__init__()
+        self.attention, self.across, self.feed_forward = attention, across, feed_forward
+        self.norm1, self.norm2, self.norm3 = norms
+        self.added = Added(dropout, norm_first)
+
+    def forward(self, x: Tensor, memory: Tensor, allowed: Tensor) -> Tensor:
+        x = self.added(x, self.norm1, lambda given: self.attention(given, causal=True))
+        x = self.added(x, self.norm2, lambda given: self.across(given, memory, allowed=allowed))
+        x = self.added(x, self.norm3, self.feed_forward)
+        return x
+
+
+class Added(nn.Module):
+    """What a part makes of x, added to it, with the norm before the part or after the sum."""
+
+    def __init__(self, dropout: float, norm_first: bool) -> None:
+        super().__init__()
+        self.dropout, self.norm_first = nn.Dropout(dropout), norm_first
+
+    def forward(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
+        total: Tensor = x + self.dropout(part(norm(x))) if self.norm_first else norm(x + self.dropout(part(x)))
+        return total
+
+
+def small_weights(module: nn.Module, deviation: float = 0.02) -> None:
+    """Weights of linear maps and embeddings from N(0, deviation²), biases 0: how GPT-2, BERT and ViT begin."""
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=deviation)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

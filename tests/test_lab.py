@@ -1,0 +1,235 @@
+"""Runs of experiments: interrupted and continued, in one process or several, every experiment in miniature."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from importlib.resources import files
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from scipy.stats import t as student
+from scipy.stats import ttest_rel
+from typer.testing import CliRunner
+
+from lab_data import write_all
+from normscope.cli import app
+from normscope.lab import translation
+from normscope.lab.catalogue import experiment_named, names
+from normscope.lab.keep import Keep
+from normscope.lab.runs import reproduce
+from normscope.lab.statistics import mean_interval, paired_difference
+from normscope.report.tables import tables
+
+MAJORITY = {"samples": 60, "length": 20, "classes": 5, "batch": 8, "steps": 4, "epoch": 2, "every": 1}
+SMALL = {
+    "random-keys": {"keys": [4, 18], "channels": [3, 13], "runs": 4},
+    "majority": MAJORITY,
+    "majority-3d": MAJORITY,
+    "language-model": {"vocabulary": 260, "length": 24, "batch": 2, "steps": 4, "epoch": 2, "sequences": 2},
+    "bert-no-norm": {"vocabulary": 280, "epochs": 2},
+    "random-labels": {"images": 20, "side": 4, "width": 8, "depth": 2, "groups": [2], "epochs": 2},
+    "vit": {"width": 16, "layers": 1, "hidden": 8, "groups": 4, "patch": 8, "batch": 12, "epochs": 2},
+    "translation": {"vocabulary": 280, "width": 16, "layers": 1, "hidden": 8, "groups": 4, "batch": 10, "epochs": 2},
+}
+ONE_STEP = {  # what is left of the published set-up is its networks, optimizers and batches
+    "majority": {"samples": 100, "steps": 1, "epoch": 1, "every": 1},
+    "majority-3d": {"samples": 100, "steps": 1, "epoch": 1, "every": 1},
+    "language-model": {"batch": 1, "steps": 1, "epoch": 1, "sequences": 1},
+    "bert-no-norm": {"epochs": 1},
+    "random-labels": {"epochs": 1},
+    "vit": {"epochs": 1},
+    "translation": {"epochs": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_all(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def scored(monkeypatch):
+    """Translations are scored by their length where sacrebleu is not installed."""
+    try:
+        import sacrebleu  # noqa: F401
+    except ImportError:
+        monkeypatch.setattr(translation, "require_sacrebleu", lambda: None)
+        monkeypatch.setattr(translation, "bleu", lambda answers, references: float(sum(map(len, answers)) % 100))
+
+
+def small(name, out, data, **others):
+    given = {"workers": 1, "seeds": 2, "changes": SMALL[name], **others}
+    return reproduce(name, out, data=data if experiment_named(name).data else None, **given)
+
+
+def test_every_experiment_has_a_miniature():
+    assert set(SMALL) <= set(names())
+    assert set(ONE_STEP) == set(SMALL) - {"random-keys"}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_experiment_writes_rows_findings_and_pictures(name, tmp_path, data, scored):
+    result = small(name, tmp_path / "run", data)
+    schema = json.loads((files("normscope") / "schemas" / "reproduce.json").read_text(encoding="utf-8"))
+    written = json.loads((tmp_path / "run" / "findings.json").read_text(encoding="utf-8"))
+    jsonschema.validate(written, schema)
+    assert written == json.loads(json.dumps(result.to_dict()))
+    rows = (tmp_path / "run" / "results.csv").read_text(encoding="utf-8").splitlines()
+    assert "seed" in rows[0]
+    assert len(rows) > 1
+    assert not list((tmp_path / "run" / "cells").glob("*.state"))
+    for picture in (*result.pictures, *result.pages):
+        assert (tmp_path / "run" / picture).stat().st_size > 1000
+    shown = Console(width=100, file=io.StringIO())
+    for part in tables(result):
+        shown.print(part)
+    assert "different here" in shown.file.getvalue()  # a miniature is never what the paper did
+
+
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "random-keys"])
+def test_an_experiment_stopped_after_an_epoch_ends_as_one_that_was_not(name, tmp_path, data, scored, monkeypatch):
+    small(name, tmp_path / "whole", data, seeds=1)
+    save = Keep.save
+
+    def save_and_stop(keep, state, done):
+        save(keep, state, done)
+        if done < 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Keep, "save", save_and_stop)
+    interruptions = 0
+    while True:
+        try:
+            small(name, tmp_path / "parts", data, seeds=1)
+            break
+        except KeyboardInterrupt:
+            interruptions += 1
+    assert interruptions == len(list((tmp_path / "parts" / "cells").glob("*.json")))
+    assert (tmp_path / "parts" / "results.csv").read_bytes() == (tmp_path / "whole" / "results.csv").read_bytes()
+
+
+@pytest.mark.parametrize("name", ONE_STEP)
+def test_the_published_set_up_starts(name, tmp_path, data, scored):
+    result = small(name, tmp_path / "run", data, preset="paper", seeds=1, changes=ONE_STEP[name])
+    published = experiment_named(name).settings("paper", data)
+    kept = set(published) - set(ONE_STEP[name]) - {"data"}
+    assert all(result.settings[setting] == published[setting] for setting in kept)
+    assert result.findings
+
+
+def test_a_run_that_was_killed_continues_to_the_same_result(tmp_path):
+    changes = {**MAJORITY, "steps": 120, "epoch": 1}
+    program = (
+        "from pathlib import Path; from normscope.lab.runs import reproduce; "
+        f"reproduce('majority', Path('parts'), seeds=1, workers=1, changes={changes!r})"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path)
+    states = tmp_path / "parts" / "cells"
+    try:
+        while not list(states.glob("*.state")):
+            assert child.poll() is None, "the run ended before it could be killed"
+            time.sleep(0.002)
+    finally:
+        child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    (state,) = states.glob("*.state")
+    assert 0 < len(Keep(states, state.stem).load()["rows"]) < 120
+    for out in ("parts", "whole"):
+        reproduce("majority", tmp_path / out, seeds=1, workers=1, changes=changes)
+    assert (tmp_path / "parts" / "results.csv").read_bytes() == (tmp_path / "whole" / "results.csv").read_bytes()
+
+
+def test_parallel_processes_give_what_one_gives(tmp_path):
+    for workers in (1, 2):
+        reproduce("majority", tmp_path / str(workers), seeds=1, workers=workers, changes=MAJORITY)
+    assert (tmp_path / "1" / "results.csv").read_bytes() == (tmp_path / "2" / "results.csv").read_bytes()
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    reproduce("random-keys", tmp_path / "run", workers=1, changes=SMALL["random-keys"])
+    with pytest.raises(ValueError, match="another settings"):
+        reproduce("random-keys", tmp_path / "run", workers=1, changes={**SMALL["random-keys"], "runs": 5})
+    with pytest.raises(ValueError, match="another experiment"):
+        reproduce("majority", tmp_path / "run", workers=1, changes=MAJORITY)
+    with pytest.raises(ValueError, match="holds no run"):
+        reproduce("random-keys", tmp_path, workers=1)
+
+
+def test_what_an_experiment_does_not_know_is_refused(tmp_path, data):
+    with pytest.raises(ValueError, match="changes must be among"):
+        reproduce("majority", tmp_path / "run", changes={"stepps": 3})
+    with pytest.raises(ValueError, match="needs --data"):
+        reproduce("vit", tmp_path / "run")
+    with pytest.raises(ValueError, match="must be one of"):
+        reproduce("majorety", tmp_path / "run")
+    with pytest.raises(ValueError, match="preset must be"):
+        reproduce("majority", tmp_path / "run", preset="slow")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_tells_how_far_it_is(tmp_path):
+    told = []
+    reproduce(
+        "random-keys",
+        tmp_path / "run",
+        workers=1,
+        changes=SMALL["random-keys"],
+        progress=lambda done, finished, cells: told.append((done, finished, cells)),
+    )
+    assert told == [(0.0, 0, 2), (0.5, 1, 2), (1.0, 2, 2)]
+
+
+def test_other_data_is_another_run(tmp_path, data):
+    other = write_all(tmp_path / "data")
+    (other / "wikitext2" / "text.txt").write_text("a b c d e f " * 3000, encoding="utf-8")
+    small("language-model", tmp_path / "run", data)
+    with pytest.raises(ValueError, match="another settings"):
+        small("language-model", tmp_path / "run", other)
+
+
+def test_translation_says_what_it_misses_before_it_trains(tmp_path, data, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"normscope\[lab\]"):
+        small("translation", tmp_path / "run", data)
+
+
+def test_bleu_is_100_for_the_references_themselves():
+    pytest.importorskip("sacrebleu")
+    lines = ["a man runs with his dog", "the child sees a red house"]
+    assert translation.bleu(lines, lines) == pytest.approx(100)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12), st.integers(0, 2**32 - 1))
+def test_intervals_are_those_of_students_t(values, seed):
+    values = np.array(values) + np.random.default_rng(seed).normal(size=len(values))
+    found = mean_interval(values.tolist())
+    low, high = student.interval(0.95, len(values) - 1, values.mean(), values.std(ddof=1) / np.sqrt(len(values)))
+    assert (found.low, found.high) == pytest.approx((low, high))
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_paired_differences_are_those_of_the_paired_test(seed):
+    one, other = np.random.default_rng(seed).normal(size=(2, 6))
+    expected = ttest_rel(one, other).confidence_interval(0.95)
+    found = paired_difference(one.tolist(), other.tolist())
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert found.above() is (True if expected.low > 0 else False if expected.high < 0 else None)
+
+
+def test_one_seed_shows_nothing():
+    assert paired_difference([3.0], [1.0]).above() is None
+    with pytest.raises(ValueError, match="as many values"):
+        paired_difference([1.0, 2.0], [1.0])
+
+
+def test_the_command_lists_all_experiments():
+    done = CliRunner().invoke(app, ["reproduce", "--list"])
+    assert [line.split()[0] for line in done.output.splitlines()] == list(names())

@@ -1,0 +1,280 @@
+"""What experiments are made of: data as it comes, layers, search, each against a slow and obvious way."""
+
+import gzip
+import itertools
+import struct
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lab_data import write_all
+from normscope.lab.key_inputs import seen_by, unselectable
+from normscope.lab.loaders.files import fingerprints, place
+from normscope.lab.loaders.images import read_images
+from normscope.lab.loaders.parallel import read_parallel
+from normscope.lab.loaders.texts import whole_text
+from normscope.lab.majority_task import VARIANTS, Majority, OnlyScaling, random_partition, sequences
+from normscope.lab.training import cosine_decay, linear_decay, root_decay
+from normscope.lab.transformer import Attention, Block, DecoderBlock, FeedForward
+from normscope.lab.translation import in_batches, translations
+from normscope.lab.translation_model import BEGIN, END, PAD, Translator, translated
+from normscope.lab.vit import MARGIN, shifted
+from normscope.nn import Norm
+
+TRANSLATOR = {
+    "width": 8,
+    "heads": 2,
+    "hidden": 8,
+    "dropout": 0.0,
+    "norm_first": True,
+    "groups": 2,
+    "variant": "LN-G",
+    "layers": 1,
+    "batch": 2,
+}
+
+
+def test_cifar_in_binary_is_what_the_archive_has(tmp_path):
+    archive = read_images(place(write_all(tmp_path / "data"), "cifar10"))
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    splits = (("data_batch_1", archive.x_train, archive.y_train), ("test_batch", archive.x_test, archive.y_test))
+    for name, x, y in splits:
+        records = np.concatenate([y[:, None], x.reshape(len(x), -1)], axis=1)
+        (tmp_path / "cifar-10-batches-bin" / f"{name}.bin").write_bytes(records.tobytes())
+    binary = read_images(tmp_path / "cifar-10-batches-bin")
+    for name in ("x_train", "y_train", "x_test", "y_test"):
+        np.testing.assert_array_equal(getattr(binary, name), getattr(archive, name))
+    (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").write_bytes(b"short")
+    with pytest.raises(ValueError, match="records of 3073 bytes"):
+        read_images(tmp_path / "cifar-10-batches-bin")
+
+
+def test_mnist_in_its_own_format_is_what_the_archive_has(tmp_path):
+    archive = read_images(place(write_all(tmp_path / "data"), "mnist"))
+    folder = tmp_path / "idx"
+    folder.mkdir()
+    for name, x, y in (("train", archive.x_train, archive.y_train), ("t10k", archive.x_test, archive.y_test)):
+        images = struct.pack(">4B3I", 0, 0, 8, 3, len(x), 28, 28) + x.tobytes()
+        (folder / f"{name}-images-idx3-ubyte.gz").write_bytes(gzip.compress(images))
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">4BI", 0, 0, 8, 1, len(y)) + y.tobytes())
+    found = read_images(folder)
+    for name in ("x_train", "y_train", "x_test", "y_test"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(archive, name))
+
+
+def test_pickles_are_refused_and_never_opened(tmp_path):
+    (tmp_path / "data_batch_1").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    with pytest.raises(ValueError, match="can execute code"):
+        read_images(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"must have an \.npz"):
+        read_images(tmp_path / "empty")
+
+
+def test_parallel_text_must_be_parallel(tmp_path):
+    for name, lines in (
+        ("train.de", "ein\nzwei\n\n"),
+        ("train.en", "one\ntwo\nthree\n"),
+        ("test.de", "a"),
+        ("test.en", "b"),
+    ):
+        (tmp_path / name).write_text(lines, encoding="utf-8")
+    found = read_parallel(tmp_path, "de", "en")
+    assert found == {"train": (["ein", "zwei"], ["one", "two"]), "test": (["a"], ["b"])}
+    (tmp_path / "train.en").write_text("one\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="as many lines"):
+        read_parallel(tmp_path, "de", "en")
+    with pytest.raises(FileNotFoundError, match=r"train\.fr"):
+        read_parallel(tmp_path, "fr", "en")
+
+
+def test_texts_are_files_or_folders_of_them(tmp_path):
+    (tmp_path / "b.txt").write_text("second", encoding="utf-8")
+    (tmp_path / "a.txt").write_text("first", encoding="utf-8")
+    assert whole_text(tmp_path) == "first\nsecond"
+    assert whole_text(tmp_path / "a.txt") == "first"
+    (tmp_path / "a.txt").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="UTF-8"):
+        whole_text(tmp_path)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        place(tmp_path / "nowhere", "cifar10")
+
+
+def test_files_are_known_by_content_wherever_they_lie(tmp_path):
+    for folder, content in (("one", "same"), ("other", "same"), ("third", "else")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "text.txt").write_text(content, encoding="utf-8")
+    one, other, third = (fingerprints([tmp_path / name / "text.txt"]) for name in ("one", "other", "third"))
+    assert one == other != third
+
+
+def test_partitions_are_equally_likely():
+    draw = np.random.default_rng(0)
+    seen = Counter(tuple(random_partition(6, 3, draw).tolist()) for _ in range(7000))
+    assert set(seen) == {(6,), (5, 1), (4, 2), (3, 3), (4, 1, 1), (3, 2, 1), (2, 2, 2)}
+    assert max(abs(count - 1000) for count in seen.values()) < 150  # five standard deviations
+
+
+def test_sequences_have_the_lead_they_say():
+    settings = {"length": 30, "classes": 6, "samples": 200, "lead": 6}
+    tokens, target = sequences(settings, seed=3)
+    for sequence, leader in zip(tokens, target, strict=True):
+        counts = sorted(torch.bincount(sequence, minlength=6).tolist())
+        assert torch.bincount(sequence).argmax() == leader
+        assert counts[-1] - counts[-2] >= 6
+    again, _ = sequences(settings, seed=3)
+    other, _ = sequences(settings, seed=4)
+    assert torch.equal(tokens, again)
+    assert not torch.equal(tokens, other)
+
+
+def test_without_projection_is_a_vector_of_length_one_over_root_d():
+    x = torch.randn(5, 8, dtype=torch.float64)
+    torch.testing.assert_close(OnlyScaling(8)(x), x / x.norm(dim=-1, keepdim=True) / 8**0.5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_queries_and_keys_give_the_scores_of_attention(variant):
+    torch.manual_seed(0)
+    model = Majority(6, 4, variant).double()
+    given = model.block.norm1(model.embedding.weight)
+    attention = model.block.attention
+    scores = attention.query(given) @ attention.key(given).T / 4**0.5
+    torch.testing.assert_close(model.queries() @ model.keys().T, scores)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_a_block_is_torchs_encoder_layer(norm_first):
+    torch.manual_seed(0)
+    theirs = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True, norm_first=norm_first).double()
+    ours = Block(Attention(8, 2), FeedForward(8, 12, nn.ReLU()), Norm(8), Norm(8), norm_first=norm_first).double()
+    parts = ("query", "key", "value")
+    weights, biases = theirs.self_attn.in_proj_weight.chunk(3), theirs.self_attn.in_proj_bias.chunk(3)
+    with torch.no_grad():
+        for name, weight, bias in zip(parts, weights, biases, strict=True):
+            getattr(ours.attention, name).weight.copy_(weight)
+            getattr(ours.attention, name).bias.copy_(bias)
+    ours.attention.out.load_state_dict(theirs.self_attn.out_proj.state_dict())
+    ours.feed_forward[0].load_state_dict(theirs.linear1.state_dict())
+    ours.feed_forward[3].load_state_dict(theirs.linear2.state_dict())
+    x = torch.randn(3, 5, 8, dtype=torch.float64)
+    there = torch.arange(5) < torch.tensor([[5], [3], [4]])
+    expected = theirs(x, src_key_padding_mask=~there)
+    torch.testing.assert_close(ours(x, allowed=there)[there], expected[there])
+
+
+def test_a_decoder_sees_neither_what_comes_nor_what_is_not_there():
+    torch.manual_seed(0)
+    norms = (Norm(8), Norm(8), Norm(8))
+    block = DecoderBlock(Attention(8, 2), Attention(8, 2), FeedForward(8, 8, nn.ReLU()), norms)
+    x, memory = torch.randn(1, 6, 8), torch.randn(1, 4, 8)
+    there = torch.tensor([[True, True, True, False]])
+    before = block(x, memory, there)
+    x[:, 4:], memory[:, 3] = 7.0, 9.0
+    after = block(x, memory, there)
+    torch.testing.assert_close(after[:, :4], before[:, :4])
+    assert not torch.allclose(after[:, 4:], before[:, 4:])
+
+
+def test_shifted_images_are_cut_from_the_padded_ones():
+    torch.manual_seed(0)
+    images = torch.randn(12, 3, 8, 8)
+    wide = nn.functional.pad(images, (MARGIN,) * 4)
+    for image, moved in zip(wide, shifted(images), strict=True):
+        cuts = [
+            cut
+            for top, left in itertools.product(range(2 * MARGIN + 1), repeat=2)
+            for plain in [image[:, top : top + 8, left : left + 8]]
+            for cut in (plain, plain.flip(-1))
+        ]
+        assert any(torch.equal(moved, cut) for cut in cuts)
+
+
+@pytest.mark.parametrize("beam", [1, 200])
+def test_beam_search_finds_what_trying_all_finds(beam):
+    torch.manual_seed(1)
+    model = Translator(6, TRANSLATOR).double().eval()
+    source = torch.tensor([[3, 4, 5], [5, 5, PAD]])
+    found = translated(model, source, beam, most=3)
+    for number in range(2):
+        given = source[number : number + 1, : 3 - number]
+        expected = greedy(model, given) if beam == 1 else best_of_all(model, given)
+        assert found[number] == [token for token in expected if token > END]
+
+
+@torch.no_grad()
+def greedy(model, source):
+    tokens = [BEGIN]
+    while len(tokens) <= 3 and tokens[-1] != END:
+        scores = model(source, torch.tensor([tokens]))[0, -1]
+        scores[PAD] = -torch.inf
+        tokens.append(int(scores.argmax()))
+    return tokens[1:]
+
+
+@torch.no_grad()
+def best_of_all(model, source):
+    """The translation of up to three tokens with the largest mean log-probability, by trying all."""
+    best, most = [], -torch.inf
+    for length in (1, 2, 3):
+        for tokens in itertools.product(range(1, 6), repeat=length):
+            if END in tokens[:-1] or (length < 3 and tokens[-1] != END):
+                continue
+            chances = model(source, torch.tensor([[BEGIN, *tokens[:-1]]]))[0].log_softmax(-1)
+            mean = sum(chances[place, token] for place, token in enumerate(tokens)) / (length + 1)
+            if mean > most:
+                best, most = list(tokens), mean
+    return best
+
+
+def test_translations_keep_their_order():
+    torch.manual_seed(0)
+    model = Translator(9, TRANSLATOR).eval()
+    sources = [[3, 4, 5, 6], [7], [8, 3], [5, 4, 3]]
+    together = translations(model, sources, {**TRANSLATOR, "beam": 1})
+    assert len(together) == 4
+    alone = translations(model, [sources[1]], {**TRANSLATOR, "beam": 1})
+    assert together[1][: len(alone[0])] == alone[0][: len(together[1])]
+
+
+def test_batches_hold_every_pair_once():
+    sources, targets = [[3], [4, 4], [5, 5, 5]], [[6, 6], [7], [8]]
+    batches = in_batches(sources, targets, 2)
+    assert [source.tolist() for source, _ in batches] == [[[3, PAD], [4, 4]], [[5, 5, 5]]]
+    assert [target.tolist() for _, target in batches] == [[[BEGIN, 6, 6, END], [BEGIN, 7, END, PAD]], [[BEGIN, 8, END]]]
+
+
+def test_rates_rise_and_fall_as_they_say():
+    def rates(make, steps):
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        schedule = make(optimizer)
+        found = []
+        for _ in range(steps):
+            found.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            schedule.step()
+        return found
+
+    assert rates(lambda optimizer: linear_decay(optimizer, 4), 6) == pytest.approx([1, 0.75, 0.5, 0.25, 0, 0])
+    assert rates(lambda optimizer: cosine_decay(optimizer, 4), 5) == pytest.approx([1, 0.8535534, 0.5, 0.1464466, 0])
+    assert rates(lambda optimizer: cosine_decay(optimizer, 100, warmup=3), 3) == pytest.approx([0.25, 0.5, 0.75])
+    assert rates(lambda optimizer: root_decay(optimizer, 2), 8)[::7] == pytest.approx([0.5, 0.5])
+
+
+def test_keys_inside_others_are_counted():
+    square = np.array([[1.0, 1], [1, -1], [-1, 1], [-1, -1]])
+    with_middle = np.concatenate([square, [[0.1, 0.2]]])
+    found = unselectable([square[None], with_middle[None]])
+    assert found == {"keys": 9, "unselectable": 1, "degenerate": 0, "certificates_hold": 1}
+
+
+def test_modules_are_seen_and_left_as_they_were():
+    model = nn.Sequential(Norm(4), nn.Linear(4, 4))
+    x = torch.randn(2, 3, 4)
+    ((given, output),) = seen_by([model[0]], lambda: model(x))
+    np.testing.assert_array_equal(given, x.double().numpy())
+    np.testing.assert_array_equal(output, model[0](x).detach().double().numpy())
+    assert not model[0]._forward_hooks

@@ -1,0 +1,93 @@
+"""docs/reproductions.md from folders of finished runs.
+
+    python tools/reproductions.py RUN... docs        # RUN: a folder that `normscope reproduce` wrote
+
+What each run left (config.json, findings.json, results.csv, pictures) is copied to docs/results/reproductions, and the
+page is written from all that is there. Without a RUN, the page alone is written anew.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+KEPT = ("config.json", "findings.json", "results.csv", "*.png")
+LARGEST = 2_000_000  # bytes of a results file that is kept in the repository
+HEAD = """# Reproductions
+
+Every experiment of the three papers, run by one command each, beside the published figures. This page is made from the
+files in `docs/results/reproductions` by `python tools/reproductions.py docs`: nothing in it is typed in. Claims are
+decided by the rule in the last column; "not shown" means that the test could not decide.
+
+| experiment | preset | source | verdicts | CPU time |
+|---|---|---|---|---|
+"""
+
+
+def main(*paths: str) -> None:
+    *runs, docs = map(Path, paths)
+    kept = docs / "results" / "reproductions"
+    for run in runs:
+        keep(run, kept)
+    (docs / "reproductions.md").write_text(page(kept), encoding="utf-8")
+
+
+def keep(run: Path, kept: Path) -> None:
+    """Copy a finished run to where the page is made from."""
+    found = json.loads((run / "findings.json").read_text("utf-8"))
+    target = kept / f"{found['experiment']}-{found['preset']}"
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for pattern in KEPT:
+        for file in run.glob(pattern):
+            if file.stat().st_size <= LARGEST:
+                shutil.copy(file, target / file.name)
+
+
+def page(kept: Path) -> str:
+    """The page on all runs that are kept."""
+    summary, parts = [], []
+    for folder in sorted(path.parent for path in kept.glob("*/findings.json")):
+        found = json.loads((folder / "findings.json").read_text("utf-8"))
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        verdicts = [finding["verdict"] for finding in found["findings"]]
+        name, preset = found["experiment"], found["preset"]
+        shown = ", ".join(f"{kind}: {verdicts.count(kind)}" for kind in dict.fromkeys(verdicts))
+        summary.append(
+            f"| [{name}](#{name}-{preset}) | {preset} | {found['source']} | {shown} | {minutes(found['seconds'])} |"
+        )
+        parts.append(section(folder, found, config))
+    return HEAD + "\n".join(summary) + "\n" + "".join(parts)
+
+
+def section(folder: Path, found: dict, config: dict) -> str:
+    """One run: what was run, its table, its pictures."""
+    lines = ["", f"## {found['experiment']}, {found['preset']}", "", f"{found['what']}. {found['source']}.", ""]
+    seeds = len(found["seeds"])
+    lines += [
+        f"    {config['command']}",
+        "",
+        f"Commit {(config['commit'] or 'unknown')[:12]}, torch {config['versions']['torch']}; "
+        f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {minutes(found['seconds'])} of CPU time.",
+        "",
+        "| claim | the paper | ours | verdict |",
+        "|---|---|---|---|",
+    ]
+    for finding in found["findings"]:
+        verdict = f"**{finding['verdict']}**: {finding['decided_by']}"
+        cells = " | ".join(finding[part].replace("|", "\\|") for part in ("claim", "paper", "ours"))
+        lines.append(f"| {cells} | {verdict} |")
+    differences = dict.fromkeys(finding["differences"] for finding in found["findings"] if finding["differences"])
+    lines += [line for text in differences for line in ("", f"Different here: {text}.")]
+    for picture in found["pictures"]:
+        if (folder / picture).exists():
+            lines += ["", f"![{found['what']}](results/reproductions/{folder.name}/{picture})"]
+    return "\n".join([*lines, ""])
+
+
+def minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
