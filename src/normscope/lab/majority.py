@@ -99,6 +99,7 @@ class MajorityLearned(Trained):
                 draw_curve(ax, rows, "step", name, variant, variant=variant)
             ax.set(xlabel="steps", ylabel=label)
             ax.grid(alpha=0.3)
+        figure.axes[0].set_yscale("log")
         figure.axes[0].axhline(REACHED, color="gray", linewidth=0.8, linestyle="--")
         figure.axes[0].legend()
         figure.suptitle("Majority: mean over seeds, and one standard deviation")
