@@ -143,8 +143,8 @@ class BertWithoutNorm(Trained):
                     settings,
                     rows,
                     f"trained on {', '.join(settings['data'])}, each key against all of its own sentence of the test "
-                    "set, own byte pairs (the paper: SST-2 of GLUE, with its phrases, BERT's tokens); a usual training of "
-                    "BERT stands for the paper's",
+                    "set, own byte pairs (the paper: SST-2 of GLUE, with its phrases, BERT's tokens); a usual training "
+                    "of BERT stands for the paper's",
                 ),
             )
         ]
