@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from lab_data import write_all
 from normscope.cli import app
-from normscope.lab import translation
+from normscope.lab import statistics, translation
 from normscope.lab.catalogue import experiment_named, names
 from normscope.lab.keep import Keep
 from normscope.lab.runs import reproduce
@@ -199,6 +199,13 @@ def test_translation_says_what_it_misses_before_it_trains(tmp_path, data, monkey
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"normscope\[lab\]"):
         small("translation", tmp_path / "run", data)
+
+
+def test_a_run_without_scipy_is_refused_before_it_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr(statistics, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install \"normscope\[lab\]\""):
+        reproduce("random-keys", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_bleu_is_100_for_the_references_themselves():

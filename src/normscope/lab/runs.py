@@ -31,6 +31,7 @@ from normscope.files import UNFINISHED, drawn, write_whole
 from normscope.lab.catalogue import experiment_named
 from normscope.lab.experiment import Cell, Experiment, Finding, Row, Settings
 from normscope.lab.keep import Keep
+from normscope.lab.statistics import require_scipy
 
 SCHEMA_VERSION = 1
 POLL_SECONDS = 0.5
@@ -75,6 +76,7 @@ def reproduce(
     `changes` are values in place of those of the preset; what they make different from the paper is printed.
     """
     experiment = experiment_named(name)
+    require_scipy()
     if preset not in experiment.seeds:
         raise ValueError(f"preset must be one of {', '.join(experiment.seeds)}, got {preset!r}")
     if experiment.data and data is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -25,6 +26,12 @@ class Interval:
 
     def __str__(self) -> str:
         return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}]"
+
+
+def require_scipy() -> None:
+    """Say what is missing before a long run, not after it."""
+    if find_spec("scipy") is None:
+        raise ValueError('reproduce needs scipy, and it is not installed: pip install "normscope[lab]"')
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
