@@ -237,6 +237,12 @@ def test_one_seed_shows_nothing():
         paired_difference([1.0, 2.0], [1.0])
 
 
+def test_the_page_that_turns_offers_no_upload(tmp_path):
+    result = small("majority-3d", tmp_path / "run", None)
+    (page,) = result.pages
+    assert '"showSendToCloud": false' in (tmp_path / "run" / page).read_text(encoding="utf-8")
+
+
 def test_the_command_lists_all_experiments():
     done = CliRunner().invoke(app, ["reproduce", "--list"])
     assert [line.split()[0] for line in done.output.splitlines()] == list(names())

@@ -185,6 +185,7 @@ class LanguageModelScaling(Trained):
             values = 100 * np.array(shares(judged, settings["layers"], variant=variant, at=at))
             keys.bar(layers + 0.27 * (number - 1), values, width=0.25, label=f"{variant}, {at} of the norm")
         keys.set(xlabel="layer", ylabel="unselectable keys (%)", xticks=layers)
+        keys.margins(y=0.35)  # room for the legend
         keys.legend(fontsize=8)
         return {"language-model": figure}
 

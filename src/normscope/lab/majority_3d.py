@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 AXES = ("x", "y", "z")
 FLAT = 1e-5  # of the keys' length: how far float32 leaves them from their circle
+NO_UPLOADS = {"displaylogo": False, "showSendToCloud": False, "plotlyServerURL": ""}  # plotly would offer them
 
 
 class MajorityInSpace(Trained):
@@ -112,7 +113,7 @@ class MajorityInSpace(Trained):
                 trace = go.Scatter3d(x=x, y=y, z=z, name=name, showlegend=number == 1, **look)
                 figure.add_trace(trace, row=1, col=number)
         figure.update_scenes(aspectmode="data")
-        page: str = figure.to_html(include_plotlyjs=True, full_html=True)
+        page: str = figure.to_html(include_plotlyjs=True, full_html=True, config=NO_UPLOADS)
         return {"majority-3d": page}
 
 
