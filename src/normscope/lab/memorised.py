@@ -83,7 +83,7 @@ class Memorised(Experiment):
         shattered = {int(row["depth"] or 0): row for row in rows if row["kind"] == "shatter"}
         complete = all(row["certified"] == row["labellings"] for row in shattered.values())
         points = {depth: int(row["points"] or 0) for depth, row in shattered.items()}
-        random = "uniform samples on a line with random labels, the hardest there are"
+        random = "uniform samples on a line with random labels"
         return [
             Finding(
                 "projection merge classifies any samples in m − 2 LayerNorms of width 3, or fewer",
