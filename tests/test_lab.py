@@ -1,7 +1,9 @@
 """Runs of experiments: interrupted and continued, in one process or several, every experiment in miniature."""
 
+import importlib
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from importlib.resources import files
 import jsonschema
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -23,6 +26,7 @@ from normscope.cli import app
 from normscope.lab import statistics, translation
 from normscope.lab.catalogue import experiment_named, names
 from normscope.lab.keep import Keep
+from normscope.lab.key_inputs import shares, unselectable
 from normscope.lab.runs import reproduce
 from normscope.lab.statistics import mean_interval, paired_difference
 from normscope.report.tables import tables
@@ -163,8 +167,12 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
 
 
 def test_what_an_experiment_does_not_know_is_refused(tmp_path, data):
-    with pytest.raises(ValueError, match="changes must be among"):
+    with pytest.raises(ValueError, match=r"can be changed are samples, .*got stepps"):
         reproduce("majority", tmp_path / "run", changes={"stepps": 3})
+    with pytest.raises(ValueError, match=r"steps must be like 2000, got 3.5"):
+        reproduce("majority", tmp_path / "run", changes={"steps": 3.5})
+    with pytest.raises(ValueError, match="can be changed are"):
+        reproduce("language-model", tmp_path / "run", data=data, changes={"data": {}})
     with pytest.raises(ValueError, match="needs --data"):
         reproduce("vit", tmp_path / "run")
     with pytest.raises(ValueError, match="must be one of"):
@@ -246,3 +254,37 @@ def test_the_page_that_turns_offers_no_upload(tmp_path):
 def test_the_command_lists_all_experiments():
     done = CliRunner().invoke(app, ["reproduce", "--list"])
     assert [line.split()[0] for line in done.output.splitlines()] == list(names())
+
+
+def test_the_command_changes_settings(tmp_path):
+    given = [f"--set={name}={value}" for name, value in SMALL["random-keys"].items()]
+    done = CliRunner().invoke(app, ["reproduce", "random-keys", "--out", str(tmp_path / "run"), "--json", *given])
+    assert SMALL["random-keys"].items() <= json.loads(done.output)["settings"].items()
+    done = CliRunner().invoke(app, ["reproduce", "random-keys", "--out", str(tmp_path / "other"), "--set", "runs"])
+    assert "NAME=VALUE" in str(done.exception)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(("name", "unknown"), [("language_model", 1), ("majority", 1), ("bert_no_norm", 0)])
+def test_a_seed_that_diverges_is_said_and_shows_nothing(name, unknown, tmp_path, data, monkeypatch):
+    module = importlib.import_module(f"normscope.lab.{'majority_task' if name == 'majority' else name}")
+    descend = module.descend
+
+    def diverging(loss, optimizer, schedule):
+        value = descend(loss, optimizer, schedule)
+        if torch.initial_seed() == 1:
+            for parameter in optimizer.param_groups[0]["params"]:
+                parameter.data.fill_(float("nan"))
+        return value
+
+    monkeypatch.setattr(module, "descend", diverging)
+    findings = small(name.replace("_", "-"), tmp_path / "run", data).findings
+    assert all(re.match(r"diverged: .*, seed 1; ", finding.differences) for finding in findings)
+    assert [finding.verdict for finding in findings if "unknown amount" in finding.ours] == ["not shown"] * unknown
+
+
+def test_where_all_networks_diverged_nothing_is_judged():
+    lost = unselectable([np.full((1, 4, 2), np.nan)])
+    assert lost["keys"] == 0
+    with pytest.raises(ValueError, match="layer 1 has no keys"):
+        shares([{"layer": 1, **lost}], 1)

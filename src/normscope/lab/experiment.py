@@ -76,3 +76,16 @@ class Experiment(ABC):
     def pages(self, settings: Settings, rows: Sequence[Row]) -> dict[str, str]:
         """HTML by name, for what must be turned to be seen."""
         return {}
+
+
+def cells_by(name: str, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
+    """One cell for each seed and each value of a setting that is a list.
+
+    >>> [(cell.key, cell.settings) for cell in cells_by("channels", {"channels": [3, 4], "runs": 9}, [0])]
+    [('seed-0-channels-3', {'channels': 3, 'runs': 9}), ('seed-0-channels-4', {'channels': 4, 'runs': 9})]
+    """
+    return [
+        Cell(f"seed-{seed}-{name}-{value}", seed, {**settings, name: value})
+        for seed in seeds
+        for value in settings[name]
+    ]

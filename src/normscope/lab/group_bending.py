@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from normscope.capacity.nonlinearity import nonlinearity
-from normscope.lab.experiment import Cell, Experiment, Finding, Row, Settings
+from normscope.lab.experiment import Cell, Experiment, Finding, Row, Settings, cells_by
 from normscope.lab.keep import Keep
 from normscope.norm import Norm
 
@@ -32,11 +32,7 @@ class GroupBending(Experiment):
         return {"channels": [48, 192, 768], "inputs": 200 if preset == "quick" else 10_000}
 
     def cells(self, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
-        return [
-            Cell(f"seed-{seed}-channels-{channels}", seed, {**settings, "channels": channels})
-            for seed in seeds
-            for channels in settings["channels"]
-        ]
+        return cells_by("channels", settings, seeds)
 
     def run(self, cell: Cell, keep: Keep) -> list[Row]:
         channels, count = cell.settings["channels"], cell.settings["inputs"]

@@ -27,7 +27,12 @@ def seen_by(modules: Iterable[nn.Module], run: Callable[[], Any]) -> list[tuple[
 
 
 def unselectable(sets: Sequence[Floats]) -> dict[str, int]:
-    """Over sets of keys (..., n, d): how many keys there are, and how many no query prefers; every verdict checked."""
+    """Over sets of keys (..., n, d): how many keys there are, and how many no query prefers; every verdict checked.
+
+    A network that diverged has none.
+    """
+    if not all(np.isfinite(keys).all() for keys in sets):
+        sets = []
     answers = [selectable(keys) for keys in sets]
     return {
         "keys": sum(answer.mask.size for answer in answers),
@@ -48,7 +53,10 @@ def shares(rows: Sequence[Any], layers: int, **where: Any) -> list[float]:
         chosen = [
             row for row in rows if all(row.get(name) == value for name, value in {**where, "layer": layer}.items())
         ]
-        found.append(sum(row["unselectable"] for row in chosen) / max(1, sum(row["keys"] for row in chosen)))
+        keys = sum(row["keys"] for row in chosen)
+        if not keys:
+            raise ValueError(f"layer {layer} has no keys to judge, as all networks diverged: try a lower learning_rate")
+        found.append(sum(row["unselectable"] for row in chosen) / keys)
     return found
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from normscope.lab.experiment import Cell, Experiment, Finding, Row, Settings
+from normscope.lab.experiment import Cell, Experiment, Finding, Row, Settings, cells_by
 from normscope.lab.keep import Keep
 from normscope.norm import Norm
 from normscope.separation.selectable import selectable
@@ -36,11 +36,7 @@ class RandomKeys(Experiment):
         }
 
     def cells(self, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
-        return [
-            Cell(f"seed-{seed}-channels-{channels}", seed, {**settings, "channels": channels})
-            for seed in seeds
-            for channels in settings["channels"]
-        ]
+        return cells_by("channels", settings, seeds)
 
     def run(self, cell: Cell, keep: Keep) -> list[Row]:
         channels, runs = cell.settings["channels"], cell.settings["runs"]

@@ -90,8 +90,8 @@ def reproduce(
         left.unlink(missing_ok=True)
     finished = [json.loads(_file_of(out / "cells", cell).read_text(encoding="utf-8")) for cell in cells]
     rows: list[Row] = [row for cell in finished for row in cell["rows"]]
-    findings = experiment.findings(settings, rows)
     write_whole(_as_csv(rows), out / "results.csv")
+    findings = experiment.findings(settings, rows)
     pictures = experiment.pictures(settings, rows)
     for title, figure in pictures.items():
         path = out / f"{title}.png"
@@ -117,9 +117,14 @@ def reproduce(
 
 
 def _changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    unknown = [name for name in changes if name not in settings]
-    if unknown:
-        raise ValueError(f"changes must be among {', '.join(settings)}, got {', '.join(unknown)}")
+    """Settings with other values for some, each of the kind that it had."""
+    known = [name for name in settings if name != "data"]
+    for name, value in changes.items():
+        if name not in known:
+            raise ValueError(f"settings that can be changed are {', '.join(known)}, got {name}")
+        kind = type(settings[name])
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ValueError(f"{name} must be like {settings[name]!r}, got {value!r}")
     return {**settings, **changes}
 
 

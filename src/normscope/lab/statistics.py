@@ -19,12 +19,14 @@ class Interval:
     count: int
 
     def above(self, limit: float = 0.0) -> bool | None:
-        """True if the interval is above the limit, False if below, None if it contains it."""
+        """True if the interval is above the limit, False if below, None if it contains it or is not known."""
         if self.low > limit:
             return True
         return False if self.high < limit else None
 
     def __str__(self) -> str:
+        if np.isnan(self.mean):
+            return "an unknown amount, as a seed diverged"
         return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}]"
 
 

@@ -35,7 +35,9 @@ class Trained(Experiment):
         """All that is not as the paper has it: settings, the number of seeds, and what is said in words."""
         count, published = len({row["seed"] for row in rows}), self.seeds["paper"]
         seeds = [] if count == published else [f"{count} seeds (the paper: {published})"]
-        return "; ".join([*others, *seeds, *changes(settings, self.paper)])
+        lost = sorted({f"{row['variant']}, seed {row['seed']}" for row in rows if row.get("loss", 0) is None})
+        diverged = [f"diverged: {' and '.join(lost)}"] if lost else []
+        return "; ".join([*diverged, *others, *seeds, *changes(settings, self.paper)])
 
 
 def file_name(*parts: str) -> str:
@@ -61,14 +63,14 @@ def changes(settings: Settings, published: Settings) -> list[str]:
 
 
 def column(rows: Sequence[Row], name: str, **where: Any) -> list[float]:
-    """The values of one column in the rows that agree with `where`, in the order of seeds.
+    """The values of one column in the rows that agree with `where`, in the order of seeds; nan if a seed diverged.
 
-    >>> rows = [{"seed": 1, "kind": "a", "loss": 0.5}, {"seed": 0, "kind": "a", "loss": 0.25}, {"seed": 0, "kind": "b"}]
+    >>> rows = [{"seed": 1, "kind": "a", "loss": 0.5}, {"seed": 0, "kind": "a", "loss": None}, {"seed": 0, "kind": "b"}]
     >>> column(rows, "loss", kind="a")
-    [0.25, 0.5]
+    [nan, 0.5]
     """
-    chosen = [row for row in rows if all(row.get(key) == value for key, value in where.items())]
-    return [float(row[name]) for row in sorted(chosen, key=_seed) if row.get(name) is not None]  # type: ignore[arg-type]
+    chosen = [row for row in rows if name in row and all(row.get(key) == value for key, value in where.items())]
+    return [float("nan" if row[name] is None else row[name]) for row in sorted(chosen, key=_seed)]  # type: ignore[arg-type]
 
 
 def curves(rows: Sequence[Row], at: str, name: str, **where: Any) -> tuple[list[float], list[float], list[float]]:
