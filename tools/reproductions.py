@@ -20,6 +20,7 @@ Every experiment of the three papers, run by one command each, beside the publis
     normscope reproduce --list
     normscope reproduce majority                                 # --preset quick: minutes (vit, translation: an hour)
     normscope reproduce vit --data FOLDER --preset paper         # the published set-up, on whatever device there is
+    normscope reproduce majority --set steps=9000 --out majority-long       # other settings: --set NAME=VALUE
 
 A run writes its configuration, rows, findings and pictures to a folder (`--out`, usually `reproductions/NAME-PRESET`)
 and goes on where it was if it was interrupted: every cell (a variant with a seed) keeps its state after each epoch, so
@@ -31,7 +32,7 @@ This page is made from the files in `docs/results/reproductions` by `python tool
 is typed in. Claims are decided by the rule in the last column; "not shown" means that the test could not decide.
 Differences from the published data and scale are printed with each run.
 
-| experiment | preset | source | verdicts | CPU time |
+| run | preset | source | verdicts | CPU time |
 |---|---|---|---|---|
 """
 
@@ -46,8 +47,9 @@ def main(*paths: str) -> None:
 
 def keep(run: Path, kept: Path) -> None:
     """Copy a finished run to where the page is made from."""
-    found = json.loads((run / "findings.json").read_text("utf-8"))
-    target = kept / f"{found['experiment']}-{found['preset']}"
+    if not (run / "findings.json").exists():
+        raise SystemExit(f"{run} holds no finished run")
+    target = kept / run.resolve().name
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     for pattern in KEPT:
@@ -63,18 +65,16 @@ def page(kept: Path) -> str:
         found = json.loads((folder / "findings.json").read_text("utf-8"))
         config = json.loads((folder / "config.json").read_text("utf-8"))
         verdicts = [finding["verdict"] for finding in found["findings"]]
-        name, preset = found["experiment"], found["preset"]
+        name, preset = folder.name, found["preset"]
         shown = ", ".join(f"{kind}: {verdicts.count(kind)}" for kind in dict.fromkeys(verdicts))
-        summary.append(
-            f"| [{name}](#{name}-{preset}) | {preset} | {found['source']} | {shown} | {minutes(found['seconds'])} |"
-        )
+        summary.append(f"| [{name}](#{name}) | {preset} | {found['source']} | {shown} | {minutes(found['seconds'])} |")
         parts.append(section(folder, found, config))
     return HEAD + "\n".join(summary) + "\n" + "".join(parts)
 
 
 def section(folder: Path, found: dict, config: dict) -> str:
     """One run: what was run, its table, its pictures."""
-    lines = ["", f"## {found['experiment']}, {found['preset']}", "", f"{found['what']}. {found['source']}.", ""]
+    lines = ["", f"## {folder.name}", "", f"{found['what']}. {found['source']}.", ""]
     seeds = len(found["seeds"])
     lines += [
         f"    {config['command']}",

@@ -4,8 +4,9 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from json import JSONDecodeError, loads
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +25,10 @@ def reproduce(
         typer.Option(help="The folder of the run, continued if it has begun; by default reproductions/NAME-PRESET."),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="A folder or file with the data that the experiment needs.")] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Another value of a setting; may be given several times."),
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.", min=1)] = None,
     json: JsonFlag = False,
     list_all: Annotated[bool, typer.Option("--list", help="Show all experiments and stop.")] = False,
@@ -44,9 +49,30 @@ def reproduce(
     command = shlex.join(["normscope", *sys.argv[1:]])
     with _bar(name) as progress:
         result = study(
-            name, folder, preset=preset, seeds=seeds, data=data, workers=workers, command=command, progress=progress
+            name,
+            folder,
+            preset=preset,
+            seeds=seeds,
+            data=data,
+            changes=dict(_change(each) for each in changes or []),
+            workers=workers,
+            command=command,
+            progress=progress,
         )
     show(result, json)
+
+
+def _change(text: str) -> tuple[str, Any]:
+    """A name and its value as JSON has it.
+
+    >>> _change("learning_rate=1e-3"), _change("channels=[3, 4]")
+    (('learning_rate', 0.001), ('channels', [3, 4]))
+    """
+    name, _, value = text.partition("=")
+    try:
+        return name, loads(value)
+    except JSONDecodeError:
+        raise ValueError(f"--set must be NAME=VALUE, a value like 3, 0.5, true or [3, 4], got {text!r}") from None
 
 
 @contextmanager
