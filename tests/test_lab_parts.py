@@ -2,6 +2,7 @@
 
 import gzip
 import itertools
+import pickle
 import struct
 from collections import Counter
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from lab_data import write_all
 from normscope.lab.key_inputs import seen_by, unselectable
+from normscope.lab.loaders.cifar_batches import batch_records
 from normscope.lab.loaders.files import fingerprints, place
 from normscope.lab.loaders.images import read_images
 from normscope.lab.loaders.parallel import read_parallel
@@ -65,10 +67,56 @@ def test_mnist_in_its_own_format_is_what_the_archive_has(tmp_path):
         np.testing.assert_array_equal(getattr(found, name), getattr(archive, name))
 
 
-def test_pickles_are_refused_and_never_opened(tmp_path):
-    (tmp_path / "data_batch_1").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-    with pytest.raises(ValueError, match="can execute code"):
+def python_two_pickle(data, labels, by_columns):
+    """A batch as CIFAR-10's Python version has it: a dictionary pickled by Python 2, protocol 2."""
+
+    def short(text):
+        return b"U" + bytes([len(text)]) + text
+
+    raw = data.tobytes(order="F" if by_columns else "C")
+    shape = b"(" + b"".join(b"J" + struct.pack("<i", extent) for extent in data.shape) + b"t"
+    empty = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + short(b"b") + b"\x87R"
+    least = b"J" + struct.pack("<i", -1)
+    kind = b"cnumpy\ndtype\n" + short(b"u1") + b"K\x00K\x01\x87R"
+    kind += b"(K\x03" + short(b"|") + b"NNN" + least + least + b"K\x00tb"
+    order = b"\x88" if by_columns else b"\x89"
+    array = empty + b"(K\x01" + shape + kind + order + b"T" + struct.pack("<i", len(raw)) + raw + b"tb"
+    numbers = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
+    names = b"](" + b"".join(short(f"{number}.png".encode()) for number in range(len(labels))) + b"e"
+    return (
+        b"\x80\x02}(" + short(b"data") + array + short(b"labels") + numbers
+        + short(b"batch_label") + short(b"training batch 1 of 5") + short(b"filenames") + names + b"u."
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_a_cifar_batch_is_read_as_unpickling_reads_it(tmp_path, by_columns):
+    draw = np.random.default_rng(0)
+    data, labels = draw.integers(0, 256, (2500, 3072), dtype=np.uint8), draw.integers(0, 10, 2500).tolist()
+    for name in ("data_batch_1", "data_batch_2", "test_batch"):
+        (tmp_path / name).write_bytes(python_two_pickle(data, labels, by_columns))
+    unpickled = pickle.loads((tmp_path / "test_batch").read_bytes(), encoding="latin-1")
+    found = read_images(tmp_path)
+    np.testing.assert_array_equal(found.x_test.reshape(2500, 3072), unpickled["data"])
+    np.testing.assert_array_equal(found.y_test, unpickled["labels"])
+    np.testing.assert_array_equal(found.x_train, np.concatenate([found.x_test] * 2))
+    (tmp_path / "test_batch").write_bytes(python_two_pickle(data, labels[1:], by_columns))
+    with pytest.raises(ValueError, match=r"test_batch must be .* got 7680000 bytes and 2499 labels"):
         read_images(tmp_path)
+    (tmp_path / "test_batch").unlink()
+    with pytest.raises(FileNotFoundError, match="and test_batch"):
+        read_images(tmp_path)
+
+
+def test_pickles_are_read_and_never_executed(tmp_path):
+    order = f"touch '{tmp_path}/executed'".encode()
+    (tmp_path / "data_batch_1").write_bytes(b"\x80\x02cos\nsystem\nU" + bytes([len(order)]) + order + b"\x85R.")
+    (tmp_path / "test_batch").write_bytes(b"\x80\x02no pickle")
+    with pytest.raises(ValueError, match=r"data_batch_1 must be a batch .* got 0 bytes and 0 labels"):
+        read_images(tmp_path)
+    with pytest.raises(ValueError, match=r"test_batch must be a batch"):
+        batch_records(tmp_path / "test_batch")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data_batch_1", "test_batch"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"must have an \.npz"):
         read_images(tmp_path / "empty")
@@ -84,6 +132,8 @@ def test_parallel_text_must_be_parallel(tmp_path):
         (tmp_path / name).write_text(lines, encoding="utf-8")
     found = read_parallel(tmp_path, "de", "en")
     assert found == {"train": (["ein", "zwei"], ["one", "two"]), "test": (["a"], ["b"])}
+    (tmp_path / "train.de").write_text("ein\u2028mann\nzwei\r\ndrei", encoding="utf-8")
+    assert read_parallel(tmp_path, "de", "en")["train"][0] == ["ein\u2028mann", "zwei", "drei"]
     (tmp_path / "train.en").write_text("one\n", encoding="utf-8")
     with pytest.raises(ValueError, match="as many lines"):
         read_parallel(tmp_path, "de", "en")

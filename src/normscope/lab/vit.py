@@ -66,7 +66,7 @@ class VitGroups(Trained):
     name = "vit"
     what = "Tiny-ViT on CIFAR-10 with LN and LN-G"
     source = "Ni et al. 2024"
-    data = "CIFAR-10 as .npz or in its binary version, or a folder with such a folder cifar10"
+    data = "CIFAR-10 as .npz, in its binary or its Python version, or a folder with such a folder cifar10"
     seeds: ClassVar = {"quick": 3, "paper": 3}
     variants = VARIANTS
     paper: ClassVar = {

@@ -1,7 +1,8 @@
-"""CIFAR-10 and MNIST from the formats they come in, apart from Python pickles, which can execute code.
+"""CIFAR-10 and MNIST from the formats they come in.
 
 .npz                                     x_train, y_train, x_test, y_test
 data_batch_1.bin … test_batch.bin        CIFAR-10, binary version
+data_batch_1 … test_batch                CIFAR-10, Python version: pickles, whose bytes are read and not executed
 train-images-idx3-ubyte[.gz] …           MNIST
 """
 
@@ -12,10 +13,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.lab.loaders.cifar_batches import PIXELS, batch_records
 from normscope.lab.loaders.files import content
 
 Bytes = NDArray[np.uint8]
-CIFAR_RECORD = 1 + 3 * 32 * 32  # a label, then red, green, blue
+CIFAR_RECORD = 1 + PIXELS  # a label, then red, green, blue
 MNIST_FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 IDX_HEADERS = {3: 16, 1: 8}  # bytes before the values, by the number of axes
 
@@ -37,18 +39,15 @@ def image_files(folder: Path) -> list[Path]:
     archives = sorted(folder.glob("*.npz"))
     if archives:
         return archives[:1]
-    binary = sorted(folder.rglob("data_batch_*.bin")) + sorted(folder.rglob("test_batch.bin"))
-    if binary:
-        return binary
+    for ending in (".bin", ""):
+        batches = sorted(folder.rglob(f"data_batch_?{ending}")) + sorted(folder.rglob(f"test_batch{ending}"))
+        if batches:
+            return batches
     digits = [path for name in MNIST_FILES for path in sorted(folder.rglob(f"{name}-ubyte*"))[:1]]
     if len(digits) == len(MNIST_FILES):
         return digits
-    if any(folder.rglob("data_batch_1")):
-        raise ValueError(
-            f"{folder} has CIFAR-10 as Python pickles, which can execute code: take its binary version (.bin)"
-        )
     raise FileNotFoundError(
-        f"{folder} must have an .npz file, data_batch_*.bin or {MNIST_FILES[0]}-ubyte, and has none"
+        f"{folder} must have an .npz file, data_batch_1 to 5 (.bin too) or {MNIST_FILES[0]}-ubyte, and has none"
     )
 
 
@@ -56,7 +55,7 @@ def read_images(folder: Path) -> Images:
     files = image_files(folder)
     if files[0].suffix == ".npz":
         return _archive(files[0])
-    if files[0].suffix == ".bin":
+    if "_batch" in files[0].name:
         return _cifar(files)
     x_train, y_train, x_test, y_test = (_idx(path) for path in files)
     return Images(x_train[:, None], y_train, x_test[:, None], y_test)
@@ -76,22 +75,24 @@ def _channels_first(x: Bytes) -> Bytes:
 
 
 def _cifar(files: list[Path]) -> Images:
-    parts = {path: np.frombuffer(path.read_bytes(), np.uint8) for path in files}
-    for path, part in parts.items():
-        if len(part) == 0 or len(part) % CIFAR_RECORD:
-            raise ValueError(f"{path} must have records of {CIFAR_RECORD} bytes, got {len(part)} bytes")
     training, test = (
-        np.concatenate([part for path, part in parts.items() if path.name.startswith(name)] or [np.empty(0, np.uint8)])
-        for name in ("data_batch_", "test_batch")
+        [_records(path) for path in files if path.name.startswith(name)] for name in ("data_batch_", "test_batch")
     )
-    if not len(training) or not len(test):
-        raise FileNotFoundError(f"{files[0].parent} must have data_batch_*.bin and test_batch.bin")
-    (x_train, y_train), (x_test, y_test) = (_records(part.reshape(-1, CIFAR_RECORD)) for part in (training, test))
+    if not training or not test:
+        raise FileNotFoundError(f"{files[0].parent} must have data_batch_1 to 5 and test_batch, of one version")
+    (x_train, y_train), (x_test, y_test) = (
+        (records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]) for records in map(np.concatenate, (training, test))
+    )
     return Images(x_train, y_train, x_test, y_test)
 
 
-def _records(records: Bytes) -> tuple[Bytes, Bytes]:
-    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
+def _records(path: Path) -> Bytes:
+    if not path.suffix:
+        return batch_records(path)
+    raw = np.frombuffer(path.read_bytes(), np.uint8)
+    if len(raw) == 0 or len(raw) % CIFAR_RECORD:
+        raise ValueError(f"{path} must have records of {CIFAR_RECORD} bytes, got {len(raw)} bytes")
+    return raw.reshape(-1, CIFAR_RECORD)
 
 
 def _idx(path: Path) -> Bytes:

@@ -17,7 +17,7 @@ def read_parallel(folder: Path, source: str, target: str) -> dict[str, tuple[lis
     found = {}
     for split in SPLITS:
         pair = _pair(folder, split, source, target)
-        sides = [text(path).splitlines() for path in pair]
+        sides = [text(path).removesuffix("\n").split("\n") for path in pair]  # sentences may have other line separators
         if len(sides[0]) != len(sides[1]):
             raise ValueError(
                 f"{pair[0]} and {pair[1]} must have as many lines, got {len(sides[0])} and {len(sides[1])}"
