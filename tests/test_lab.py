@@ -198,6 +198,15 @@ def test_a_run_tells_how_far_it_is(tmp_path):
     assert told == [(0.0, 0, 2), (0.5, 1, 2), (1.0, 2, 2)]
 
 
+def test_a_run_whose_output_goes_to_a_file_tells_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("normscope.cli.reproduce"), "LINE_SECONDS", 0.0)
+    given = [f"--set={name}={value}" for name, value in SMALL["random-keys"].items()]
+    command = ["reproduce", "random-keys", "--workers=1", "--out", str(tmp_path / "run"), *given]
+    first, again = (CliRunner().invoke(app, command) for _ in range(2))
+    assert first.stderr == "random-keys: 1 of 2 cells, 50%, 0 min left\n"
+    assert again.stderr == ""
+
+
 def test_other_data_is_another_run(tmp_path, data):
     other = write_all(tmp_path / "data")
     (other / "wikitext2" / "text.txt").write_text("a b c d e f " * 3000, encoding="utf-8")
@@ -263,7 +272,7 @@ def test_the_command_lists_all_experiments():
 def test_the_command_changes_settings(tmp_path):
     given = [f"--set={name}={value}" for name, value in SMALL["random-keys"].items()]
     done = CliRunner().invoke(app, ["reproduce", "random-keys", "--out", str(tmp_path / "run"), "--json", *given])
-    assert SMALL["random-keys"].items() <= json.loads(done.output)["settings"].items()
+    assert SMALL["random-keys"].items() <= json.loads(done.stdout)["settings"].items()
     done = CliRunner().invoke(app, ["reproduce", "random-keys", "--out", str(tmp_path / "other"), "--set", "runs"])
     assert "NAME=VALUE" in str(done.exception)
     assert not (tmp_path / "other").exists()

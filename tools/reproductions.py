@@ -24,9 +24,10 @@ Every experiment of the three papers, run by one command each, beside the publis
 
 A run writes its configuration, rows, findings and pictures to a folder (`--out`, usually `reproductions/NAME-PRESET`)
 and goes on where it was if it was interrupted: every cell (a variant with a seed) keeps its state after each epoch, so
-that the result is the same. Seeds run in parallel processes of one thread. What an experiment needs in `--data` is said
-when it is missing: CIFAR-10 and MNIST as .npz or as they are published (pickles are read, not executed), parallel
-text, text files, labelled sentences. `pip install normscope[lab]` brings what is needed beyond the package.
+that the result is the same. Seeds run in parallel processes of one thread; how far they are and the time that is left
+is shown meanwhile. What an experiment needs in `--data` is said when it is missing: CIFAR-10 and MNIST as .npz or as
+they are published (pickles are read, not executed), parallel text, text files, labelled sentences.
+`pip install normscope[lab]` brings what is needed beyond the package.
 
 This page is made from the files in `docs/results/reproductions` by `python tools/reproductions.py docs`: nothing in it
 is typed in. Claims are decided by the rule in the last column; "not shown" means that the test could not decide.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from json import JSONDecodeError, loads
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,8 @@ from normscope.cli.options import JsonFlag, show
 
 SPEED_SECONDS = 3600.0  # the time left is judged from the last hour: an epoch may take minutes
 PARTS = 1_000_000  # that the bar counts
+LINE_SECONDS = 60.0  # between lines in a file
+Told = Callable[[float, int, int], None]
 
 
 def reproduce(
@@ -76,10 +79,10 @@ def _change(text: str) -> tuple[str, Any]:
 
 
 @contextmanager
-def _bar(name: str) -> Iterator[Callable[[float, int, int], None]]:
-    """A bar on standard error with the time that is left; nothing where that is no terminal."""
+def _bar(name: str) -> Iterator[Told]:
+    """A bar on standard error with the time that is left; where that is no terminal, a line now and then."""
     if not sys.stderr.isatty():
-        yield lambda done, finished, cells: None
+        yield _lines(name, LINE_SECONDS)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -98,3 +101,24 @@ def _bar(name: str) -> Iterator[Callable[[float, int, int], None]]:
             bar.update(task, completed=PARTS * done, description=f"{name}: {finished} of {cells} cells")
 
         yield told
+
+
+def _lines(name: str, every: float) -> Told:
+    """Lines on standard error, at least `every` seconds apart, for a run whose output goes to a file."""
+    start = last = monotonic()
+    before: float | None = None  # what an earlier run had done
+
+    def told(done: float, finished: int, cells: int) -> None:
+        nonlocal last, before
+        before = done if before is None else before
+        now = monotonic()
+        if now - last >= every and before < done < 1:
+            left = (now - start) * (1 - done) / (done - before)
+            print(
+                f"{name}: {finished} of {cells} cells, {done:.0%}, {left / 60:.0f} min left",
+                file=sys.stderr,
+                flush=True,
+            )
+            last = now
+
+    return told
