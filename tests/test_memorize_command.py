@@ -1,6 +1,7 @@
 """normscope memorize: what it reads, what it refuses, what it prints and writes."""
 
 import json
+import re
 from importlib.resources import files
 from io import StringIO
 from pathlib import Path
@@ -112,6 +113,31 @@ def test_the_network_and_the_picture_are_written_once(tmp_path):
     assert net.read_bytes() == before
     assert command(file, "-o", net, "--picture", picture, "--force", "--seed", "1").exit_code == 0
     assert net.read_bytes() != before
+
+
+@pytest.mark.parametrize("method", ["fold", "merge"])
+def test_verify_shows_again_that_a_network_gives_every_sample_its_label(tmp_path, method):
+    file, net = random_file(tmp_path / "t.csv", count=40, classes=3), tmp_path / "n.safetensors"
+    command(file, "-o", net, "--method", method)
+
+    def verified(*samples):
+        return CliRunner().invoke(app, ["verify", str(net), *map(str, samples)])
+
+    done = verified(file)
+    assert done.exit_code == 0
+    assert re.fullmatch(r"all 40 samples get their labels, shown with \d+ bits\n", done.stdout)
+    lines = file.read_text(encoding="utf-8").splitlines()
+    a, b, label = lines[6].split(",")
+    for changed, reason in (
+        (f"{a},{b},{(int(label) + 1) % 3}", "1 of 40 samples are not shown to get their labels: first line 7 of "),
+        (f"{a},{b},green", "the network has no class 'green', which"),
+    ):
+        done = verified(text_file(tmp_path / "other.csv", "\n".join([*lines[:6], changed, *lines[7:]])))
+        assert done.exit_code == 1
+        assert reason in done.stdout
+    assert "takes 2 channels" in verified(text_file(tmp_path / "other.csv", "1,0\n2,1\n")).stdout
+    assert "name the file that it has memorised" in str(verified().exception)
+    assert "needs no samples" in str(CliRunner().invoke(app, ["verify", str(file), str(file)]).exception)
 
 
 def test_the_table_shows_depth_certificate_and_the_way_of_the_labels(tmp_path):

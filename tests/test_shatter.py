@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from typer.testing import CliRunner
 
 import normscope
 from normscope.capacity import shatter as shattering
@@ -22,6 +23,7 @@ from normscope.capacity.fitting import _products, _solved, fitted, score, slope
 from normscope.capacity.scaling_layer import layer_norm_network
 from normscope.capacity.shatter import shatter
 from normscope.capacity.shatter_networks import Networks, all_labels, shown
+from normscope.cli import app
 from normscope.cli.shatter import shatter as command
 from normscope.report.tables import tables
 
@@ -367,6 +369,33 @@ def test_a_state_of_something_else_is_refused(tmp_path, arrays, message):
     with pytest.raises(ValueError, match=message):
         shatter(2, state=state)
     assert state.read_bytes() == before
+
+
+def test_verify_certifies_a_state_again_and_looks_for_nothing(tmp_path):
+    state = tmp_path / "state.npz"
+    shatter(2, state=state)
+    before = state.read_bytes()
+
+    def verified():
+        done = CliRunner().invoke(app, ["verify", str(state), "--json"])
+        found = json.loads(done.stdout)
+        assert done.exit_code == (0 if found["holds"] else 1)
+        return found["holds"], found["reason"]
+
+    assert verified() == (True, "32 of 32 labellings of 5 points certified for networks of depth 2")
+    assert state.read_bytes() == before
+    with np.load(state) as file:
+        certified, numbers, points = (file[name] for name in ("certified", "numbers", "points"))
+    certified[[1, 4]] = False
+    changed(state, certified=certified)
+    assert verified() == (True, "28 of 32 labellings of 5 points certified for networks of depth 2")
+    numbers[6] *= -1
+    changed(state, numbers=numbers)
+    assert verified() == (False, "2 of 28 labellings are not given by the networks kept for them")
+    for wrong in ({"points": points[::-1]}, {"points": points[:4]}, {"depth": np.array(2.0)}, {"depth": np.array(-1)}):
+        changed(state, **{"points": points, "depth": np.array(2), **wrong})
+        assert verified()[0] is False
+        assert "is damaged" in verified()[1]
 
 
 def test_a_file_that_is_no_state_is_refused_and_left_alone(tmp_path):

@@ -3,6 +3,7 @@
 import io
 import os
 import tempfile
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,17 @@ def write_whole(content: bytes, path: Path) -> None:
             raise
     except OSError as error:  # it would name the temporary file, which nobody knows
         raise OSError(f"{path} can't be written: {error.strerror}") from None
+
+
+def said_format(path: str | os.PathLike[str]) -> str:
+    """What an .npz file says that it holds, under the name `format`; nothing if it does not, or is none."""
+    import numpy as np
+
+    try:
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+            return str(file["format"])
+    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile):
+        return ""
 
 
 def _umask() -> int:

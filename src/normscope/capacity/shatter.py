@@ -24,7 +24,14 @@ from numpy.typing import ArrayLike, NDArray
 from normscope.capacity.equal_folds import folded_points, folding_numbers, other_labels
 from normscope.capacity.fitting import fitted
 from normscope.capacity.scaling_layer import WIDTH
-from normscope.capacity.shatter_networks import Networks, exchanged, load_networks, network_of, require_networks
+from normscope.capacity.shatter_networks import (
+    Networks,
+    exchanged,
+    load_networks,
+    network_of,
+    read_networks,
+    require_networks,
+)
 from normscope.checks import Floats, as_count, frozen
 
 if TYPE_CHECKING:
@@ -173,6 +180,24 @@ def shatter(
         if target is not None:
             networks.save(target)
     return _result(networks, time.process_time() - started)
+
+
+def verify_shattering(path: str | PathLike[str], *, progress: Progress = lambda things, _: things) -> tuple[bool, str]:
+    """Whether every network in a state of `shatter` does what it is said to do, in exact arithmetic; and why not."""
+    try:
+        networks = read_networks(Path(path))
+    except ValueError as error:
+        return False, str(error)
+    said = int(networks.certified.sum())
+    _check_again(networks, progress)
+    shown = int(networks.certified.sum())
+    if shown < said:
+        return False, f"{2 * (said - shown):,} of {2 * said:,} labellings are not given by the networks kept for them"
+    every = 2 * len(networks.certified)
+    return True, (
+        f"{2 * shown:,} of {every:,} labellings of {len(networks.points)} points "
+        f"certified for networks of depth {networks.depth}"
+    )
 
 
 def _points(depth: int, count: int) -> Floats:

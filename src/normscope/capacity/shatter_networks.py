@@ -156,7 +156,24 @@ def load_networks(path: Path, depth: int, seed: int, points: Floats) -> Networks
             f"{path} must be about {len(points)} points, depth {depth} and seed {seed} to be gone on with, got "
             f"{arrays['points'].size} points, depth {arrays['depth']} and seed {arrays['seed']}: choose another name"
         )
-    networks = Networks.none_yet(depth, seed, points)
+    return _networks(path, arrays)
+
+
+def read_networks(path: Path) -> Networks:
+    """What a file holds for the depth and the points that it names; nothing of it is certified until it is checked."""
+    arrays = _read(path)
+    depth, seed, points = (arrays[name] for name in ("depth", "seed", "points"))
+    whole = all(each.ndim == 0 and each.dtype.kind == "i" and each >= 0 for each in (depth, seed))
+    ascending = points.ndim == 1 and points.dtype.kind == "f" and bool((np.diff(points) > 0).all())
+    if not whole or not ascending or arrays["numbers"].shape[:1] != (2 ** (len(points) - 1),):
+        raise ValueError(
+            f"{path} is damaged: there must be a depth, a seed, and a network for every labelling of points"
+        )
+    return _networks(path, arrays)
+
+
+def _networks(path: Path, arrays: dict[str, NDArray[Any]]) -> Networks:
+    networks = Networks.none_yet(int(arrays["depth"]), int(arrays["seed"]), arrays["points"])
     for name in ("numbers", "certified", "tried"):
         stored, own = arrays[name], getattr(networks, name)
         if stored.shape != own.shape or stored.dtype.kind != own.dtype.kind or not np.isfinite(stored).all():

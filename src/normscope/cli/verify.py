@@ -12,28 +12,47 @@ from normscope.cli.options import JsonFlag, progress
 def verify(
     file: Annotated[
         Path,
-        typer.Argument(help="What normscope.save_certificates, `normscope keys -o` or `normscope vocab -o` wrote."),
+        typer.Argument(
+            help="What `normscope keys`, `vocab`, `memorize` or `shatter` kept with -o, or normscope.save_certificates."
+        ),
     ],
+    samples: Annotated[
+        Path | None, typer.Argument(help="For a network of `normscope memorize`: the file that it has memorised.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The column of labels there, as for `normscope memorize`.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Check saved certificates again, every one, without the solver that found them."""
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file")
-    holds, reason = _verified(file)
+    holds, reason = _verified(file, samples, label)
     print(jsonlib.dumps({"schema_version": 1, "file": str(file), "holds": holds, "reason": reason}) if json else reason)
     if not holds:
         raise typer.Exit(1)
 
 
-def _verified(file: Path) -> tuple[bool, str]:
-    from normscope.separation.archive import ENDINGS, verify_archive
-    from normscope.separation.findings import is_findings_file
-    from normscope.separation.storage import verify_certificates
+def _verified(file: Path, samples: Path | None, label: str | None) -> tuple[bool, str]:
+    from normscope.capacity import network, shatter_networks
+    from normscope.files import said_format
+    from normscope.separation import archive, findings, storage
 
-    if file.suffix.lower() in ENDINGS:
-        return verify_archive(file)
-    if is_findings_file(file):
+    if file.suffix.lower() in network.ENDINGS:
+        from normscope.studies.memorize import verify_memorized
+
+        if samples is None:
+            raise ValueError(f"{file} is a network: name the file that it has memorised as well")
+        return verify_memorized(file, samples, label)
+    if samples is not None:
+        raise ValueError(f"{file} is no network ({network.ENDINGS[0]}), and needs no samples: got {samples}")
+    if file.suffix.lower() in archive.ENDINGS:
+        return archive.verify_archive(file)
+    said = said_format(file)
+    if said == findings.FORMAT:
         from normscope.studies.vocab import verify_vocab
 
         return verify_vocab(file, progress=progress)
-    return verify_certificates(file)
+    if said == shatter_networks.FORMAT:
+        from normscope.capacity.shatter import verify_shattering
+
+        return verify_shattering(file, progress=progress)
+    return storage.verify_certificates(file)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.checks import Floats, first_line
-from normscope.files import require_writable, write_whole
+from normscope.files import require_writable, said_format, write_whole
 from normscope.separation.certificates import Ints
 from normscope.separation.frame import Frame
 
@@ -137,11 +137,7 @@ def require_state(path: Path) -> None:
 
 def is_findings_file(path: str | os.PathLike[str]) -> bool:
     """Whether a file says of itself that it holds findings."""
-    try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            return str(file["format"]) == FORMAT
-    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile):
-        return False
+    return said_format(path) == FORMAT
 
 
 def load_findings(path: str | os.PathLike[str]) -> Stored:

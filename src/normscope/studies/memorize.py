@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from normscope.capacity.certify import OPEN, exact_labels
 from normscope.capacity.memorize import memorize as memorize_samples
-from normscope.capacity.network import ENDINGS, LNNet
+from normscope.capacity.network import ENDINGS, LNNet, load_network
 from normscope.capacity.samples import contradictions, refuse_contradictions
 from normscope.studies.labelled_table import read_labelled_table
 
-__all__ = ["ENDINGS", "Memorized", "memorize"]
+__all__ = ["ENDINGS", "Memorized", "memorize", "verify_memorized"]
 Progress = Callable[[Iterable[None], str], Iterable[None]]
 
 
@@ -50,3 +51,25 @@ def memorize(
         refuse_contradictions(pairs, names, f"equal ones in lines of {file}", table.lines)
     network = memorize_samples(table.samples, names, progress=progress, **options)
     return Memorized(str(file), table.label, tuple(table.labels), network)
+
+
+def verify_memorized(file: Path, samples: Path, label: str | None = None) -> tuple[bool, str]:
+    """Whether a network kept in a file gives the samples of another their labels, in exact arithmetic; and why not."""
+    network, table = load_network(file), read_labelled_table(samples, label)
+    channels = network.origin.dimension
+    if table.samples.shape[1] != channels:
+        return False, f"the network takes {channels} channels, and {samples} has {table.samples.shape[1]}"
+    names = np.array([str(name) for name in network.classes.tolist()])
+    unknown = sorted(set(table.labels) - set(names))
+    if unknown:
+        return False, f"the network has no class {unknown[0]!r}, which {samples} has in column {table.label}"
+    own = network.exact
+    found = exact_labels(network.module, table.samples) if own is None else own.exact_labels(table.samples)
+    wrong = np.flatnonzero((found.winners == OPEN) | (names[found.winners] != table.labels))
+    if len(wrong):
+        where = f"line {table.lines[wrong[0]]} of {samples}"
+        return (
+            False,
+            f"{len(wrong):,} of {len(table.labels):,} samples are not shown to get their labels: first {where}",
+        )
+    return True, f"all {len(table.labels):,} samples get their labels, shown with {found.precision} bits"
