@@ -19,7 +19,8 @@ SMALL = {
 
 @pytest.mark.parametrize("name", [*SMALL, "ellipsoid"])
 def test_the_claims_hold_in_miniature(name, tmp_path):
-    result = reproduce(name, tmp_path / "run", workers=1, seeds=2, changes=SMALL.get(name, {}))
+    seeds = 1 if name == "ellipsoid" else 2
+    result = reproduce(name, tmp_path / "run", workers=1, seeds=seeds, changes=SMALL.get(name, {}))
     verdicts = [finding.verdict for finding in result.findings]
     assert verdicts[0] == "holds"
     assert set(verdicts) <= ({"holds", "not shown"} if name == "lssr" else {"holds"})  # two seeds decide little

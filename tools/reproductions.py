@@ -23,11 +23,12 @@ Every experiment of the three papers, run by one command each, beside the publis
     normscope reproduce majority --set steps=9000 --out majority-long       # other settings: --set NAME=VALUE
 
 A run writes its configuration, rows, findings and pictures to a folder (`--out`, usually `reproductions/NAME-PRESET`)
-and goes on where it was if it was interrupted: every cell (a variant with a seed) keeps its state after each epoch, so
-that the result is the same. Seeds run in parallel processes of one thread; how far they are and the time that is left
-is shown meanwhile. What an experiment needs in `--data` is said when it is missing: CIFAR-10 and MNIST as .npz or as
-they are published (pickles are read, not executed), parallel text, text files, labelled sentences.
-`pip install normscope[lab]` brings what is needed beyond the package.
+and goes on where it was if it was interrupted: every cell (a variant with a seed) that takes long keeps its state after
+each epoch, so that the result is the same. Cells run in parallel processes of one thread (`--workers`); how far they
+are and the time that is left is shown meanwhile. What an experiment needs in `--data` is said when it is missing:
+CIFAR-10 and MNIST as .npz or as they are published (pickles are read, not executed), parallel text, text files,
+labelled sentences. `pip install ".[lab]"` brings what is needed beyond the package. A wrong NAME after `--set` lists
+those there are; `--seeds` is the number of seeds.
 
 This page is made from the files in `docs/results/reproductions` by `python tools/reproductions.py docs`: nothing in it
 is typed in. Claims are decided by the rule in the last column; "not shown" means that the test could not decide.
@@ -39,6 +40,8 @@ Differences from the published data and scale are printed with each run.
 
 
 def main(*paths: str) -> None:
+    if not paths:
+        raise SystemExit(__doc__)
     *runs, docs = map(Path, paths)
     kept = docs / "results" / "reproductions"
     for run in runs:
@@ -57,6 +60,8 @@ def keep(run: Path, kept: Path) -> None:
         for file in run.glob(pattern):
             if file.stat().st_size <= LARGEST:
                 shutil.copy(file, target / file.name)
+            else:
+                print(f"{file} has more than {LARGEST:,} bytes and is not kept")
 
 
 def page(kept: Path) -> str:
@@ -77,10 +82,11 @@ def section(folder: Path, found: dict, config: dict) -> str:
     """One run: what was run, its table, its pictures."""
     lines = ["", f"## {folder.name}", "", f"{found['what']}. {found['source']}.", ""]
     seeds = len(found["seeds"])
+    later = [f", judged again at {commit[:12]}" for commit in config.get("continued_at", [])[-1:]]
     lines += [
         f"    {config['command']}",
         "",
-        f"Commit {(config['commit'] or 'unknown')[:12]}, torch {config['versions']['torch']}; "
+        f"Commit {(config['commit'] or 'unknown')[:12]}{''.join(later)}, torch {config['versions']['torch']}; "
         f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {minutes(found['seconds'])} of CPU time.",
         "",
         "| claim | the paper | ours | verdict |",

@@ -16,13 +16,17 @@ def learned_pairs(texts: Iterable[str], vocabulary: int, special: Iterable[str] 
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+    alphabet, first = pre_tokenizers.ByteLevel.alphabet(), list(special)
+    least = len(alphabet) + len(first)
+    if vocabulary < least:
+        raise ValueError(f"vocabulary must be {least} or more, to hold all bytes, got {vocabulary}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
-        special_tokens=list(special),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=first,
+        initial_alphabet=alphabet,
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)

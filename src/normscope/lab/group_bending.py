@@ -32,6 +32,9 @@ class GroupBending(Experiment):
         return {"channels": [48, 192, 768], "inputs": 200 if preset == "quick" else 10_000}
 
     def cells(self, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
+        odd = [channels for channels in settings["channels"] if channels % 4 or channels < 12]
+        if odd:
+            raise ValueError(f"channels must be multiples of 4, 12 or more, got {odd[0]}")
         return cells_by("channels", settings, seeds)
 
     def run(self, cell: Cell, keep: Keep) -> list[Row]:
@@ -57,6 +60,7 @@ class GroupBending(Experiment):
         return rows
 
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:
+        rows = [row for row in rows if _whole(row, "groups") > 1]  # one group is LayerNorm itself
         few = [_least(row) for row in rows if 3 * _whole(row, "groups") <= _whole(row, "channels")]
         quarter = {
             channels: min(_least(row) for row in rows if row["channels"] == channels and row["groups"] == channels // 4)
@@ -92,7 +96,8 @@ class GroupBending(Experiment):
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(12, 4), dpi=150, layout="constrained")
-        for ax, channels in zip(figure.subplots(1, len(settings["channels"])), settings["channels"], strict=True):
+        places = figure.subplots(1, len(settings["channels"]), squeeze=False)[0]
+        for ax, channels in zip(places, settings["channels"], strict=True):
             for kind in INPUTS:
                 shown = [row for row in rows if row["channels"] == channels and row["inputs"] == kind]
                 groups = sorted({_whole(row, "groups") for row in shown})

@@ -35,9 +35,11 @@ class InEllipsoid(Experiment):
     seeds: ClassVar = {"quick": 1, "paper": 1}
 
     def settings(self, preset: str, data: Path | None) -> Settings:
-        return {"model": "bundled", "text": "sample"}
+        return {}
 
     def cells(self, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
+        if len(seeds) != 1:
+            raise ValueError(f"nothing here is drawn at random: --seeds must be 1, got {len(seeds)}")
         return [Cell("bundled", 0, settings)]
 
     def run(self, cell: Cell, keep: Keep) -> list[Row]:
@@ -56,8 +58,8 @@ class InEllipsoid(Experiment):
         return rows
 
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:
-        radius = [float(row["radius"] or 0) for row in rows]
-        off = [float(row["off_plane"] or 0) for row in rows]
+        radius = [_number(row, "radius") for row in rows]
+        off = [_number(row, "off_plane") for row in rows]
         near = float(np.mean([value >= NEAR for value in radius]))
         where = f"{len(rows):,} outputs of {len({row['norm'] for row in rows})} norms"
         return [
@@ -91,13 +93,17 @@ class InEllipsoid(Experiment):
         radii = Figure(figsize=(7, 4), dpi=150, layout="constrained")
         ax = radii.subplots()
         names = list(dict.fromkeys(str(row["norm"]) for row in rows))
-        ax.boxplot(
-            [[float(row["radius"] or 0) for row in rows if row["norm"] == name] for name in names], whis=(0, 100)
-        )
+        ax.boxplot([[_number(row, "radius") for row in rows if row["norm"] == name] for name in names], whis=(0, 100))
         ax.axhline(1.0, color="gray", linestyle="--", linewidth=0.8)
         ax.set(title="Outputs of trained norms: how far out in their ellipsoids", ylabel="radius, 1 is the surface")
         ax.set_xticks(range(1, len(names) + 1), names, rotation=30, ha="right", fontsize=7)
         return {"ellipsoid": radii, "ellipsoid-steps": _steps_picture()}
+
+
+def _number(row: Row, name: str) -> float:
+    """A value of a row; one that was not finite is beyond every limit."""
+    value = row[name]
+    return float("inf") if value is None else float(value)
 
 
 def _rows(name: str, norm: Norm, outputs: Floats) -> list[Row]:

@@ -45,7 +45,10 @@ class Keep:
 
     @property
     def fraction(self) -> float:
-        return float(self._done.read_text(encoding="utf-8")) if self._done.exists() else 0.0
+        try:
+            return float(self._done.read_text(encoding="utf-8"))
+        except FileNotFoundError:  # not begun, or finished
+            return 0.0
 
     def forget(self) -> None:
         """Remove the state of a finished cell."""

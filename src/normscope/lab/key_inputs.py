@@ -42,6 +42,27 @@ def unselectable(sets: Sequence[Floats]) -> dict[str, int]:
     }
 
 
+def in_plane(keys: Floats) -> Floats:
+    """Keys that projection made orthogonal to (1, …, 1), in d − 1 coordinates of the plane in which they lie.
+
+    A query selects one of them in these coordinates if and only if one does in all d. Rounding takes keys off the
+    plane, and in d channels that little would count as a direction in which they differ.
+
+    >>> in_plane(np.array([[1.0, -1.0], [-3.0, 3.0]])).round(6)
+    array([[ 1.414214],
+           [-4.242641]])
+    """
+    from scipy.linalg import helmert
+
+    return np.asarray(keys @ helmert(keys.shape[-1]).T)
+
+
+def left_open(rows: Sequence[Any]) -> str:
+    """How many keys rounding leaves undecided, if any: they do not count as unselectable."""
+    keys, undecided = (sum(row[name] for row in rows) for name in ("keys", "degenerate"))
+    return f"; {undecided:,} of {keys:,} verdicts left open" if undecided else ""
+
+
 def as_array(x: Tensor) -> Floats:
     return np.asarray(x.detach().cpu().double().numpy())
 

@@ -16,11 +16,11 @@ from torch.nn.functional import cross_entropy
 from normscope.lab.byte_pairs import learned_pairs
 from normscope.lab.experiment import Cell, Finding, Row, Settings
 from normscope.lab.keep import Keep
-from normscope.lab.key_inputs import in_percent, seen_by, shares, unselectable
+from normscope.lab.key_inputs import in_percent, in_plane, left_open, seen_by, shares, unselectable
 from normscope.lab.loaders.files import place
 from normscope.lab.loaders.texts import text_files, whole_text
 from normscope.lab.statistics import paired_difference
-from normscope.lab.trained import Trained, column, draw_curve
+from normscope.lab.trained import BANDS, Trained, column, draw_curve
 from normscope.lab.training import best_device, descend, in_parts, linear_decay, train
 from normscope.lab.transformer import Attention, Block, FeedForward, small_weights
 from normscope.nn import Norm
@@ -55,11 +55,14 @@ class LanguageModel(nn.Module):
         self.apply(small_weights)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.dropout(self.tokens(tokens) + self.positions.weight[: tokens.shape[1]])
+        scores: Tensor = self.norm(self.hidden(tokens)) @ self.tokens.weight.T
+        return scores
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.dropout(self.tokens(tokens) + self.positions.weight[: tokens.shape[1]])
         for block in self.blocks:
             x = block(x, causal=True)
-        scores: Tensor = self.norm(x) @ self.tokens.weight.T
-        return scores
+        return x
 
 
 class LanguageModelScaling(Trained):
@@ -119,7 +122,10 @@ class LanguageModelScaling(Trained):
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:
         kept = ", ".join(settings["data"])
         differences = self.differences(
-            settings, rows, f"trained on {kept} and judged on its last tenth (the paper: Wikipedia, SQuAD)"
+            settings,
+            rows,
+            f"trained on {kept} and judged on its last tenth (the paper: Wikipedia, SQuAD), gradients not clipped and "
+            "residual layers begun like the others (the paper: clipped at length 1, begun smaller)",
         )
         judged = [row for row in rows if row.get("at")]
         certified = all(row["certificates_hold"] for row in judged)
@@ -136,7 +142,7 @@ class LanguageModelScaling(Trained):
             Finding(
                 "with scaling, every key before attention is selectable",
                 "0, 0, 0, 0 (layers 1 to 4)",
-                in_percent(share[VARIANTS[0], "output"]),
+                in_percent(share[VARIANTS[0], "output"]) + left_open(judged),
                 max(share[VARIANTS[0], "output"]) == 0 and certified,
                 f"no unselectable key in any layer {rule}",
                 differences,
@@ -144,7 +150,7 @@ class LanguageModelScaling(Trained):
             Finding(
                 "trained without scaling, keys in every layer are unselectable",
                 "51.0%, 32.2%, 34.7%, 36.8%",
-                in_percent(share[VARIANTS[1], "output"]),
+                in_percent(share[VARIANTS[1], "output"]) + left_open(judged),
                 min(share[VARIANTS[1], "output"]) > 0 and certified,
                 f"some in each layer, {rule}",
                 differences,
@@ -152,7 +158,8 @@ class LanguageModelScaling(Trained):
             Finding(
                 "with scaling, it is the norm that makes them selectable: its inputs are not",
                 "inputs 44.8%, 28.5%, 22.3%, 26.1%; outputs 0, 0, 0, 0",
-                f"inputs {in_percent(share[VARIANTS[0], 'input'])}; outputs {in_percent(share[VARIANTS[0], 'output'])}",
+                f"inputs {in_percent(share[VARIANTS[0], 'input'])}; outputs {in_percent(share[VARIANTS[0], 'output'])}"
+                + left_open(judged),
                 min(share[VARIANTS[0], "input"]) > 0 and max(share[VARIANTS[0], "output"]) == 0 and certified,
                 f"some inputs and no outputs in each layer, {rule}",
                 differences,
@@ -175,9 +182,10 @@ class LanguageModelScaling(Trained):
         for variant in VARIANTS:
             draw_curve(training, rows, "step", "loss", variant, variant=variant)
             draw_curve(test, rows, "step", "test_loss", variant, variant=variant)
-        training.set(xlabel="steps", ylabel="training loss")
-        test.set(xlabel="steps", ylabel="test loss")
-        training.legend()
+        for ax, what in ((training, "training"), (test, "test")):
+            ax.set(xlabel="steps", ylabel=f"{what} loss (nats a token)")
+            ax.grid(alpha=0.3)
+            ax.legend()
         judged = [row for row in rows if row.get("at")]
         layers = np.arange(1, settings["layers"] + 1)
         drawn = [(VARIANTS[1], "output"), (VARIANTS[0], "input"), (VARIANTS[0], "output")]
@@ -187,6 +195,7 @@ class LanguageModelScaling(Trained):
         keys.set(xlabel="layer", ylabel="unselectable keys (%)", xticks=layers)
         keys.margins(y=0.35)  # room for the legend
         keys.legend(fontsize=8)
+        figure.suptitle(f"A language model of hidden size {settings['width']} with and without scaling: {BANDS}")
         return {"language-model": figure}
 
 
@@ -216,9 +225,9 @@ def loss_on(model: LanguageModel, held_out: Tensor) -> float:
 def judged(model: LanguageModel, tokens: Tensor) -> list[Row]:
     """For each layer, the keys before and after its norm that no query selects, each against all of its sequence."""
     model.eval()
-    seen = seen_by((block.get_submodule("norm1") for block in model.blocks), lambda: model(tokens))
+    seen = seen_by((block.get_submodule("norm1") for block in model.blocks), lambda: model.hidden(tokens))
     return [
         {"layer": layer, "at": at, **unselectable([keys])}
-        for layer, sides in enumerate(seen, start=1)
-        for at, keys in zip(("input", "output"), sides, strict=True)
+        for layer, (given, output) in enumerate(seen, start=1)
+        for at, keys in (("input", given), ("output", in_plane(output)))
     ]

@@ -101,9 +101,9 @@ class LinearLimit(Experiment):
             Finding(
                 "no linear network goes below LSSR",
                 "proved",
-                f"least SSR − LSSR over all steps {min(below):.3g}",
+                f"least SSR − LSSR {min(below):.3g}",
                 min(below) >= -ROUNDING,
-                f"in no step of any seed, to {ROUNDING:g}",
+                f"not after any {settings['steps']} steps of any seed, to {ROUNDING:g}",
             )
         ]
         for data in DATA:

@@ -11,7 +11,7 @@ import numpy as np
 
 from normscope.lab.experiment import Cell, Finding, Row, Settings
 from normscope.lab.keep import Keep
-from normscope.lab.majority_task import DRAWN, VARIANTS, trained
+from normscope.lab.majority_task import DIFFERENT, VARIANTS, trained
 from normscope.lab.statistics import paired_difference
 from normscope.lab.trained import Trained, column
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AXES = ("x", "y", "z")
+TITLE = "Majority in three dimensions, first seed: keys and queries, the longest of each of length 1"
 FLAT = 1e-5  # of the keys' length: how far float32 leaves them from their circle
 NO_UPLOADS = {"displaylogo": False, "showSendToCloud": False, "plotlyServerURL": ""}  # plotly would offer them
 
@@ -44,6 +45,11 @@ class MajorityInSpace(Trained):
     }
     quick: ClassVar = {"batch": 256, "learning_rate": 1e-2, "steps": 2000, "decay_steps": 2000}
 
+    def cells(self, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
+        if settings["width"] != len(AXES):
+            raise ValueError(f"width must be {len(AXES)}, as it is drawn in space, got {settings['width']}")
+        return super().cells(settings, seeds)
+
     def run(self, cell: Cell, keep: Keep) -> list[Row]:
         rows, model = trained(cell.settings, cell.seed, keep)
         where: Row = {"variant": cell.settings["variant"], "seed": cell.seed}
@@ -53,11 +59,9 @@ class MajorityInSpace(Trained):
         return rows
 
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:
-        differences = self.differences(settings, rows, DRAWN)
+        differences = self.differences(settings, rows, DIFFERENT)
         seeds = sorted({int(row["seed"] or 0) for row in rows})
-        off = {
-            variant: max(_off_circle(_vectors(rows, variant, seed, "key")) for seed in seeds) for variant in VARIANTS
-        }
+        off = [[_off_circle(_vectors(rows, variant, seed, "key")) for seed in seeds] for variant in VARIANTS]
         last = settings["steps"] // settings["epoch"] * settings["epoch"]
         angles = [column(rows, "angle", variant=variant, step=last) for variant in VARIANTS]
         apart = paired_difference(angles[1], angles[0])
@@ -65,15 +69,15 @@ class MajorityInSpace(Trained):
             Finding(
                 "with LayerNorm the keys lie on one circle around (1, 1, 1)",
                 "on one circle; without projection, no such structure",
-                f"farthest from it by {off[VARIANTS[0]]:.1g} of their length with, {off[VARIANTS[1]]:.2g} without",
-                off[VARIANTS[0]] < FLAT < off[VARIANTS[1]],
-                f"less than {FLAT:g} with projection for every seed, more without for one",
+                f"off it by at most {max(off[0]):.1g} of their length with, by at least {min(off[1]):.2g} without",
+                max(off[0]) < FLAT < min(off[1]),
+                f"less than {FLAT:g} with projection, more without, for every seed",
                 differences,
             ),
             Finding(
-                "queries turn towards (1, 1, 1) with projection only",
+                "queries end nearer to (1, 1, 1) with projection",
                 "queries on the normal of the circle; without projection, no such structure",
-                f"mean angle {np.mean(angles[0]):.1f}° with, {np.mean(angles[1]):.1f}° without; apart by {apart}°",
+                f"mean angle {np.mean(angles[0]):.1f}° with, {np.mean(angles[1]):.1f}° without; apart by {apart}",
                 apart.above(),
                 "95% interval of the paired difference over seeds above 0",
                 differences,
@@ -92,8 +96,9 @@ class MajorityInSpace(Trained):
                 ax.plot(*np.stack([np.zeros(3), query]).T, color="#c44e52", linewidth=1)
             ax.scatter(*queries.T, color="#c44e52", marker="^", label="queries")
             ax.plot(*(np.array([[-1, 1]] * 3) * 0.6), color="gray", linestyle="--", linewidth=1, label="(1, 1, 1)")
-            ax.set(title=variant, aspect="equal")
+            ax.set(title=variant, aspect="equal", xlabel="x₁", ylabel="x₂", zlabel="x₃")
         figure.axes[0].legend()
+        figure.suptitle(TITLE)
         return {"majority-3d": figure}
 
     def pages(self, settings: Settings, rows: Sequence[Row]) -> dict[str, str]:
@@ -112,7 +117,8 @@ class MajorityInSpace(Trained):
                 x, y, z = points.T
                 trace = go.Scatter3d(x=x, y=y, z=z, name=name, showlegend=number == 1, **look)
                 figure.add_trace(trace, row=1, col=number)
-        figure.update_scenes(aspectmode="data")
+        figure.update_scenes(aspectmode="data", xaxis_title="x₁", yaxis_title="x₂", zaxis_title="x₃")
+        figure.update_layout(title=TITLE)
         page: str = figure.to_html(include_plotlyjs=True, full_html=True, config=NO_UPLOADS)
         return {"majority-3d": page}
 

@@ -16,13 +16,16 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from normscope.lab.experiment import Row, Settings
 from normscope.lab.keep import Keep
-from normscope.lab.training import best_device, descend, in_parts, linear_decay, train
+from normscope.lab.training import best_device, descend, hits, in_parts, linear_decay, train
 from normscope.lab.transformer import Attention, Block, FeedForward
 from normscope.nn import Norm
 
 VARIANTS = ("with projection", "without projection")
 PER_PARTITION = 10  # sequences that share their counts
-DRAWN = "counts of classes uniform among their partitions (the paper: partitions as a search meets them)"
+DIFFERENT = (
+    "counts of classes uniform among their partitions (the paper: partitions as a search meets them), batches drawn "
+    "with replacement (the paper: by epochs), maps of attention begun as torch begins them (the paper: Xavier's way)"
+)
 TRAINING = 0.8  # the share of the sequences that is trained on
 
 
@@ -99,9 +102,9 @@ def loss_of(model: Majority, tokens: Tensor, target: Tensor) -> Tensor:
 @torch.no_grad()
 def judged(model: Majority, tokens: Tensor, target: Tensor) -> Row:
     """Accuracy over the tokens of unseen sequences, and the mean angle of their queries."""
-    hits = torch.cat([model(part).argmax(-1) == goal[:, None] for part, goal in in_parts(tokens, target, 4096)])
+    right = torch.cat([hits(model(part), goal[:, None]) for part, goal in in_parts(tokens, target, 4096)])
     angles = angle_to_ones(model.queries())[tokens]
-    return {"test_accuracy": hits.float().mean().item(), "angle": angles.mean().item()}
+    return {"test_accuracy": right.mean().item(), "angle": angles.mean().item()}
 
 
 def angle_to_ones(vectors: Tensor) -> Tensor:

@@ -124,7 +124,7 @@ class Memorised(Experiment):
         depth.plot(counts, counts - 2, color="gray", linestyle="--", label="m − 2")
         least = [math.log2(max(2.0, count / 2 - 1)) for count in counts]
         depth.plot(
-            counts, least, color="gray", linestyle=":", label="log₂(r − 1) at r = m/2 runs: no network needs fewer"
+            counts, least, color="gray", linestyle=":", label="log₂(r − 1) for r = m/2 runs: none can do with fewer"
         )
         depth.set(
             title="two classes, random labels", xlabel="samples m", ylabel="LayerNorms", xscale="log", yscale="log"

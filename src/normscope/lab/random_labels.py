@@ -15,11 +15,10 @@ from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
 
 from normscope.lab.experiment import Cell, Finding, Row, Settings
 from normscope.lab.keep import Keep
-from normscope.lab.loaders.files import place
 from normscope.lab.loaders.images import image_files, read_images
 from normscope.lab.statistics import paired_difference
-from normscope.lab.trained import Trained, column, draw_curve, file_name
-from normscope.lab.training import best_device, descend, shuffled, train
+from normscope.lab.trained import BANDS, Trained, column, draw_curve, file_name, require_fitting
+from normscope.lab.training import best_device, descend, hits, shuffled, train
 from normscope.nn import Norm
 
 if TYPE_CHECKING:
@@ -47,12 +46,17 @@ class RandomLabels(Trained):
         "halved_every": 20,
         "epochs": 150,
     }
+    standing_in: ClassVar = tuple(paper)
     quick: ClassVar = {"images": 4000, "side": 8, "width": 128, "depth": 6, "groups": [4, 16, 32], "epochs": 80}
 
     def files(self, data: Path) -> list[Path]:
-        return [path for dataset in DATASETS for path in image_files(place(data, dataset))]
+        for dataset in DATASETS:
+            if not (data / dataset).is_dir():
+                raise FileNotFoundError(f"{data} must have the folders {' and '.join(DATASETS)}, and has no {dataset}")
+        return [path for dataset in DATASETS for path in image_files(data / dataset)]
 
     def cells(self, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
+        require_fitting(settings)
         return [
             Cell(
                 file_name(dataset, variant, f"seed {seed}"),
@@ -66,7 +70,7 @@ class RandomLabels(Trained):
 
     def run(self, cell: Cell, keep: Keep) -> list[Row]:
         settings, device = cell.settings, best_device()
-        x = samples(place(cell.data or Path(), settings["dataset"]), settings).to(device)
+        x = samples((cell.data or Path()) / settings["dataset"], settings).to(device)
         drawn = torch.Generator().manual_seed(cell.seed)  # the same labels for every network
         y = torch.randint(CLASSES, (len(x),), generator=drawn).to(device)
         model = network(x.shape[1], settings).to(device)
@@ -86,7 +90,7 @@ class RandomLabels(Trained):
                 losses.append(descend(loss, optimizer))
             schedule.step()
             with torch.no_grad():
-                accuracy = (model(x).argmax(-1) == y).float().mean().item()
+                accuracy = hits(model(x), y).mean().item()
             return [{**where, "epoch": number + 1, "loss": float(np.mean(losses)), "accuracy": accuracy}]
 
         return train(keep, (model, optimizer, schedule), settings["epochs"], epoch)
@@ -136,9 +140,10 @@ class RandomLabels(Trained):
         for ax, (dataset, title) in zip(figure.subplots(1, 2, sharey=True), DATASETS.items(), strict=True):
             for variant in networks(settings):
                 draw_curve(ax, rows, "epoch", "accuracy", variant, dataset=dataset, variant=variant)
-            ax.set(title=f"{title}, random labels", xlabel="epochs", ylabel="accuracy on the training labels")
+            ax.set(title=title, xlabel="epochs", ylabel="accuracy on the training labels")
             ax.grid(alpha=0.3)
-        figure.axes[0].legend(fontsize=8)
+            ax.legend(fontsize=8)
+        figure.suptitle(f"Random labels fitted: {BANDS}")
         return {"random-labels": figure}
 
 

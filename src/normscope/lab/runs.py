@@ -1,6 +1,7 @@
 """A run of an experiment in a folder: continued if it was interrupted, its cells in parallel processes.
 
-    config.json     what was run: experiment, preset, seeds, settings, command, commit, versions
+    config.json     what was run: experiment, preset, seeds, settings, command, commit, versions; other commits that
+                    it was continued or judged at
     cells/          one finished cell a file; beside them the state of those that are not finished
     results.csv     the rows of all cells
     findings.json   claims of the paper, our figures, verdicts
@@ -83,8 +84,8 @@ def reproduce(
         raise ValueError(f"{name} needs --data: {experiment.data}")
     numbers = tuple(range(experiment.seeds[preset] if seeds is None else seeds))
     settings = json.loads(json.dumps(_changed(experiment.settings(preset, data), changes or {})))
-    _open_folder(out, experiment, preset, numbers, settings, command)
     cells = [replace(cell, data=data) for cell in experiment.cells(settings, numbers)]
+    _open_folder(out, experiment, preset, numbers, settings, command)
     _run_all(experiment, cells, out / "cells", workers or os.cpu_count() or 1, progress)
     for left in (out / "cells").glob(f"{UNFINISHED}*"):  # by a process that was killed while it wrote
         left.unlink(missing_ok=True)
@@ -125,6 +126,9 @@ def _changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
         kind = type(settings[name])
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise ValueError(f"{name} must be like {settings[name]!r}, got {value!r}")
+        numbers = value if kind is list else [value]
+        if not numbers or not all(type(each) is float or each is False or each > 0 for each in numbers):
+            raise ValueError(f"{name} must be above 0, got {value!r}")
     return {**settings, **changes}
 
 
@@ -148,6 +152,9 @@ def _open_folder(
                     f"{out} holds a run with another {part}: {there.get(part)!r}, asked for {value!r}; "
                     "choose another --out, or remove the folder"
                 )
+        others = there.get("continued_at", [])
+        if _commit() not in (there["commit"], *others):
+            write_whole(json.dumps({**there, "continued_at": [*others, _commit()]}, indent=2).encode(), place)
         return
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty and holds no run: choose another --out")
@@ -159,14 +166,16 @@ def _open_folder(
 
 
 def _commit() -> str | None:
-    """The commit of the package's own checkout, if it is one."""
+    """The commit of the package's own checkout, if it is one: a package installed in another's is not tracked there."""
+    here = Path(__file__)
     try:
-        asked = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-        )
+        asked = [
+            subprocess.run(["git", *command], cwd=here.parent, capture_output=True, text=True, check=False)
+            for command in (("ls-files", "--error-unmatch", here.name), ("rev-parse", "HEAD"))
+        ]
     except OSError:
         return None
-    return asked.stdout.strip() or None
+    return None if any(each.returncode for each in asked) else asked[1].stdout.strip()
 
 
 def _run_all(experiment: Experiment, cells: Sequence[Cell], folder: Path, workers: int, progress: Progress) -> None:

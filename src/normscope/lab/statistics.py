@@ -27,6 +27,8 @@ class Interval:
     def __str__(self) -> str:
         if np.isnan(self.mean):
             return "an unknown amount, as a seed diverged"
+        if self.count < 2:
+            return f"{self.mean:.4g}, of one seed"
         return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}]"
 
 

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 from normscope.lab.experiment import Cell, Experiment, Row, Settings
 from normscope.lab.loaders.files import fingerprints
 
+BANDS = "means over seeds, in bands of one standard deviation"
+
 
 class Trained(Experiment):
     """One cell for each variant and seed; settings are the published ones, and what `quick` changes of them."""
@@ -15,6 +17,7 @@ class Trained(Experiment):
     variants: ClassVar[tuple[str, ...]]
     paper: ClassVar[Settings]
     quick: ClassVar[Settings]
+    standing_in: ClassVar[tuple[str, ...]] = ()  # settings of `paper` that the paper does not state
 
     def files(self, data: Path) -> list[Path]:
         """The files of the data that are read."""
@@ -25,6 +28,7 @@ class Trained(Experiment):
         return {**chosen, "data": fingerprints(self.files(data))} if self.data and data else chosen
 
     def cells(self, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
+        require_fitting(settings)
         return [
             Cell(file_name(variant, f"seed {seed}"), seed, {**settings, "variant": variant})
             for seed in seeds
@@ -37,7 +41,16 @@ class Trained(Experiment):
         seeds = [] if count == published else [f"{count} seeds (the paper: {published})"]
         lost = sorted({f"{row['variant']}, seed {row['seed']}" for row in rows if row.get("loss", 0) is None})
         diverged = [f"diverged: {' and '.join(lost)}"] if lost else []
-        return "; ".join([*diverged, *others, *seeds, *changes(settings, self.paper)])
+        return "; ".join([*diverged, *others, *seeds, *changes(settings, self.paper, self.standing_in)])
+
+
+def require_fitting(settings: Settings) -> None:
+    """Refuse steps that do not make whole epochs, heads or groups that do not share the channels equally."""
+    for whole, part in (("steps", "epoch"), ("epoch", "every"), ("width", "heads"), ("width", "groups")):
+        parts = settings.get(part, [])
+        for size in parts if isinstance(parts, list) else [parts]:
+            if whole in settings and settings[whole] % size:
+                raise ValueError(f"{whole} must be a multiple of {part}, got {settings[whole]} and {size}")
 
 
 def file_name(*parts: str) -> str:
@@ -49,14 +62,15 @@ def file_name(*parts: str) -> str:
     return "-".join(re.findall(r"[\w-]+", " ".join(parts)))
 
 
-def changes(settings: Settings, published: Settings) -> list[str]:
-    """What differs, in words.
+def changes(settings: Settings, published: Settings, standing_in: Sequence[str] = ()) -> list[str]:
+    """What differs from published settings, in words, and from those that stand in for what was not published.
 
-    >>> changes({"batch": 512, "learning_rate": 0.01}, {"batch": 6000, "learning_rate": 0.01})
-    ['batch 512 (the paper: 6,000)']
+    >>> changes({"batch": 512, "epochs": 9, "width": 8}, {"batch": 6000, "epochs": 50, "width": 8}, ["epochs"])
+    ['batch 512 (the paper: 6,000)', 'epochs 9 (preset paper: 50)']
     """
     return [
-        f"{name.replace('_', ' ')} {_shown(settings[name])} (the paper: {_shown(value)})"
+        f"{name.replace('_', ' ')} {_shown(settings[name])} "
+        f"({'preset paper' if name in standing_in else 'the paper'}: {_shown(value)})"
         for name, value in published.items()
         if settings[name] != value
     ]

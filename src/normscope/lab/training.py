@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -58,9 +59,28 @@ def shuffled(count: int, size: int) -> Sequence[Tensor]:
     return batches
 
 
+def hits(scores: Tensor, target: Tensor) -> Tensor:
+    """1 where the highest score, over the last axis, is that of the target, 0 elsewhere; nan if the network diverged.
+
+    >>> hits(torch.tensor([[0.5, 0.1], [0.2, 0.3]]), torch.tensor([0, 0])).tolist()
+    [1.0, 0.0]
+    """
+    right = (scores.argmax(-1) == target).float()
+    return torch.where(scores.isfinite().all(-1), right, torch.nan)
+
+
 def in_parts(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Two tensors of as many rows, some rows at a time, in order."""
     return ((x[begin : begin + size], y[begin : begin + size]) for begin in range(0, len(x), size))
+
+
+def padded(sentences: Sequence[list[int]], filler: int) -> Tensor:
+    """Sentences of tokens as one tensor (sentences, tokens of the longest).
+
+    >>> padded([[5, 6], [7]], filler=0).tolist()
+    [[5, 6], [7, 0]]
+    """
+    return pad_sequence([torch.tensor(sentence) for sentence in sentences], batch_first=True, padding_value=filler)
 
 
 def random_state() -> dict[str, Tensor]:

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.nn.utils.rnn import pad_sequence
 
 from normscope.lab.byte_pairs import learned_pairs
 from normscope.lab.experiment import Cell, Finding, Row, Settings
@@ -19,12 +18,13 @@ from normscope.lab.keep import Keep
 from normscope.lab.loaders.files import place
 from normscope.lab.loaders.parallel import parallel_files, read_parallel
 from normscope.lab.statistics import paired_difference
-from normscope.lab.trained import Trained, column, draw_curve
-from normscope.lab.training import best_device, descend, root_decay, train
-from normscope.lab.translation_model import BEGIN, END, PAD, SPECIAL, Translator, translated
+from normscope.lab.trained import BANDS, Trained, column, draw_curve
+from normscope.lab.training import best_device, descend, padded, root_decay, train
+from normscope.lab.translation_model import BEGIN, END, LONGEST, PAD, SPECIAL, Translator, translated
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from tokenizers import Tokenizer
 
 VARIANTS = ("LN", "LN-G")
 FOLDER = "multi30k_de_en"
@@ -56,6 +56,7 @@ class TranslationGroups(Trained):
         "epochs": 50,
         "beam": 5,
     }
+    standing_in: ClassVar = tuple(paper)
     quick: ClassVar = {
         "pairs": 29_000,
         "vocabulary": 4000,
@@ -81,7 +82,7 @@ class TranslationGroups(Trained):
         splits = read_parallel(place(cell.data or Path(), FOLDER), "de", "en")
         german, english = (side[: settings["pairs"]] for side in splits["train"])
         tokenizer = learned_pairs([*german, *english], settings["vocabulary"], SPECIAL)
-        sources, targets = ([each.ids for each in tokenizer.encode_batch(side)] for side in (german, english))
+        sources, targets = (tokens_of(tokenizer, side) for side in (german, english))
         batches = [
             (source.to(device), target.to(device)) for source, target in in_batches(sources, targets, settings["batch"])
         ]
@@ -110,20 +111,24 @@ class TranslationGroups(Trained):
         rows = train(keep, (model, optimizer, schedule), settings["epochs"], epoch)
         model.eval()
         tested, references = splits["test"]
-        ids = [each.ids for each in tokenizer.encode_batch(tested)]
-        answers = [tokenizer.decode(answer) for answer in translations(model, ids, settings)]
-        return [*rows, {**where, "test_pairs": len(tested), "bleu": bleu(answers, references)}]
+        answers = translations(model, tokens_of(tokenizer, tested), settings)
+        score = bleu([tokenizer.decode(answer) for answer in answers], references)
+        diverged = not np.isfinite(float(rows[-1]["loss"] or 0))
+        return [*rows, {**where, "test_pairs": len(tested), "bleu": float("nan") if diverged else score}]
 
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:
         scores = [column(rows, "bleu", variant=variant) for variant in VARIANTS]
         better = paired_difference(scores[1], scores[0])
-        deviations = [f"{np.mean(each):.2f} ± {np.std(each, ddof=1) if len(each) > 1 else 0:.2f}" for each in scores]
+        means = [
+            f"{np.mean(each):.2f} ± {np.std(each, ddof=1):.2f}" if len(each) > 1 else f"{each[0]:.2f}"
+            for each in scores
+        ]
         pairs, tested = (max(int(row.get(name) or 0) for row in rows) for name in ("pairs", "test_pairs"))
         return [
             Finding(
                 "LN-G translates better than LN",
                 "BLEU 35.01 ± 0.10 with LN, 35.23 ± 0.07 with LN-G",
-                f"{deviations[0]} with LN, {deviations[1]} with LN-G; better by {better}",
+                f"{means[0]} with LN, {means[1]} with LN-G; better by {better}",
                 better.above(),
                 "95% interval of the paired difference over seeds above 0",
                 self.differences(
@@ -131,7 +136,8 @@ class TranslationGroups(Trained):
                     rows,
                     f"trained on {pairs:,} pairs of {', '.join(settings['data'])}, tested on {tested:,} "
                     "(the paper: IWSLT14, 160,000 and 6,750), BLEU of sacrebleu, cased, after the last epoch "
-                    "(the paper: fairseq's)",
+                    "(the paper: fairseq's); one table of embeddings for both languages, and dropout inside attention "
+                    "and feed-forward as well; sizes and training are those of fairseq's recipe for these data",
                 ),
             )
         ]
@@ -146,10 +152,17 @@ class TranslationGroups(Trained):
             values = column(rows, "bleu", variant=variant)
             scores.plot([number] * len(values), values, "o", alpha=0.7)
             scores.plot([number - 0.15, number + 0.15], [np.mean(values)] * 2, color="black")
-        losses.set(xlabel="epochs", ylabel="training loss")
+        losses.set(xlabel="epochs", ylabel="training loss (nats a token)")
+        losses.grid(alpha=0.3)
         losses.legend()
         scores.set(ylabel="BLEU, one point a seed", xticks=range(len(VARIANTS)), xticklabels=VARIANTS, xlim=(-0.5, 1.5))
+        figure.suptitle(f"From German to English with LN and LN-G: {BANDS}")
         return {"translation": figure}
+
+
+def tokens_of(tokenizer: "Tokenizer", sentences: Sequence[str]) -> list[list[int]]:
+    """The tokens of each sentence, as many as the network has positions for, BEGIN and END included."""
+    return [each.ids[: LONGEST - 2] for each in tokenizer.encode_batch(list(sentences))]
 
 
 def in_batches(sources: Sequence[list[int]], targets: Sequence[list[int]], size: int) -> list[Batch]:
@@ -157,15 +170,11 @@ def in_batches(sources: Sequence[list[int]], targets: Sequence[list[int]], size:
     order = sorted(range(len(sources)), key=lambda place: (len(sources[place]), len(targets[place])))
     return [
         (
-            padded([sources[place] for place in order[begin : begin + size]]),
-            padded([[BEGIN, *targets[place], END] for place in order[begin : begin + size]]),
+            padded([sources[place] for place in order[begin : begin + size]], PAD),
+            padded([[BEGIN, *targets[place], END] for place in order[begin : begin + size]], PAD),
         )
         for begin in range(0, len(order), size)
     ]
-
-
-def padded(sentences: Sequence[list[int]]) -> Tensor:
-    return pad_sequence([torch.tensor(sentence) for sentence in sentences], batch_first=True, padding_value=PAD)
 
 
 def translations(model: Translator, sources: Sequence[list[int]], settings: Settings) -> list[list[int]]:
@@ -175,8 +184,9 @@ def translations(model: Translator, sources: Sequence[list[int]], settings: Sett
     found: dict[int, list[int]] = {}
     for begin in range(0, len(order), settings["batch"]):
         places = order[begin : begin + settings["batch"]]
-        source = padded([sources[place] for place in places]).to(device)
-        answers = translated(model, source, settings["beam"], most=source.shape[1] * 3 // 2 + 10)
+        source = padded([sources[place] for place in places], PAD).to(device)
+        most = min(source.shape[1] * 3 // 2 + 10, LONGEST - 1)
+        answers = translated(model, source, settings["beam"], most)
         found |= zip(places, answers, strict=True)
     return [found[place] for place in range(len(sources))]
 

@@ -17,8 +17,8 @@ from normscope.lab.keep import Keep
 from normscope.lab.loaders.files import place
 from normscope.lab.loaders.images import image_files, read_images
 from normscope.lab.statistics import paired_difference
-from normscope.lab.trained import Trained, column, draw_curve
-from normscope.lab.training import best_device, cosine_decay, descend, in_parts, shuffled, train
+from normscope.lab.trained import BANDS, Trained, column, draw_curve
+from normscope.lab.training import best_device, cosine_decay, descend, hits, in_parts, shuffled, train
 from normscope.lab.transformer import Attention, Block, FeedForward, small_weights
 from normscope.nn import Norm
 
@@ -84,6 +84,7 @@ class VitGroups(Trained):
         "epochs": 200,
         "warmup_epochs": 10,
     }
+    standing_in: ClassVar = tuple(paper)
     quick: ClassVar = {
         "images": 10_000,
         "width": 64,
@@ -103,6 +104,8 @@ class VitGroups(Trained):
         settings, device = cell.settings, best_device()
         images = read_images(place(cell.data or Path(), "cifar10"))
         count = min(settings["images"], len(images.x_train))
+        if images.x_train.shape[1:] != (3, SIDE, SIDE):
+            raise ValueError(f"images must be those of CIFAR-10, 3 × {SIDE} × {SIDE}, got {images.x_train.shape[1:]}")
         x_train, x_test = (standard(x).to(device) for x in (images.x_train[:count], images.x_test))
         y_train, y_test = (torch.from_numpy(y.astype(np.int64)).to(device) for y in (images.y_train, images.y_test))
         model = VisionTransformer(settings).to(device)
@@ -160,7 +163,8 @@ class VitGroups(Trained):
                 draw_curve(ax, rows, "epoch", name, variant, variant=variant)
             ax.set(xlabel="epochs", ylabel=label)
             ax.grid(alpha=0.3)
-        figure.axes[0].legend()
+            ax.legend()
+        figure.suptitle(f"A small vision transformer on CIFAR-10 with LN and LN-G: {BANDS}")
         return {"vit": figure}
 
 
@@ -192,4 +196,4 @@ def shifted(images: Tensor) -> Tensor:
 @torch.no_grad()
 def accuracy_of(model: nn.Module, x: Tensor, y: Tensor) -> float:
     model.eval()
-    return sum(int((model(part).argmax(-1) == target).sum()) for part, target in in_parts(x, y, 500)) / len(x)
+    return torch.cat([hits(model(part), target) for part, target in in_parts(x, y, 500)]).mean().item()

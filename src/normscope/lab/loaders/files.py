@@ -16,7 +16,10 @@ def place(data: Path, name: str) -> Path:
 def content(path: Path) -> bytes:
     """The bytes of a file, unpacked if it ends in .gz."""
     raw = path.read_bytes()
-    return gzip.decompress(raw) if path.suffix == ".gz" else raw
+    try:
+        return gzip.decompress(raw) if path.suffix == ".gz" else raw
+    except EOFError:
+        raise ValueError(f"{path} ends too early: it was not copied whole") from None
 
 
 def text(path: Path) -> str:
@@ -27,5 +30,10 @@ def text(path: Path) -> str:
 
 
 def fingerprints(files: Sequence[Path]) -> dict[str, str]:
-    """The first 16 digits of SHA-256 of each file, by name."""
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in files}
+    """The first 16 digits of SHA-256 of each file, by name; with its folder's where two have the same."""
+    names = [path.name for path in files]
+    unique = [
+        name if names.count(name) == 1 else f"{path.parent.name}/{name}"
+        for path, name in zip(files, names, strict=True)
+    ]
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest()[:16] for name, path in zip(unique, files, strict=True)}

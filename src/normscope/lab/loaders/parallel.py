@@ -1,4 +1,4 @@
-"""Parallel text: train, validation and test as files of one sentence a line, in two languages, plain or gzip."""
+"""Parallel text: training and test files of one sentence a line, in two languages, plain or gzip."""
 
 from pathlib import Path
 
