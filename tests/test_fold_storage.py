@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import subprocess
+import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -89,9 +91,25 @@ def test_a_program_runs_without_the_model_and_for_other_lengths(checkpoint, tmp_
     program, ids = load_program(tmp_path / "program" / "model.pt2"), torch.tensor([[3, 1, 4, 1, 5]])
     with torch.no_grad():
         expected = load_model(checkpoint)(ids).last_hidden_state
-        result = program(**{**folding.example[1], "input_ids": ids}).last_hidden_state
+        result = program(**{**folding.example[1], "input_ids": ids})["last_hidden_state"]
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
     assert folding.replaced == ("embeddings.LayerNorm",)
+    assert "forward" not in vars(folding.model)
+
+
+def test_a_program_runs_with_torch_alone(tmp_path):
+    assert command("bundled", tmp_path / "program", "--rms").exit_code == 0
+    alone = (
+        "import sys, torch\n"
+        f"program = torch.export.load({str(tmp_path / 'program' / 'model.pt2')!r}).module()\n"
+        "print(tuple(program(input_ids=torch.tensor([[3, 1, 4, 1, 5]]), use_cache=False)['logits'].shape))\n"
+        "print(sorted({'transformers', 'normscope'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    shape, loaded = done.stdout.splitlines()
+    assert shape.startswith("(1, 5, ")
+    assert loaded == "[]"
 
 
 def test_weights_keep_their_dtype_and_other_files_are_copied_but_no_code_or_weights(checkpoint, tmp_path):

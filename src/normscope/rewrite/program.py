@@ -1,4 +1,6 @@
-"""A model as an exported program: one .pt2 file that torch runs without the code of the model, or of this package.
+"""A model as an exported program: one .pt2 file that torch alone runs, without the code of the model or this package.
+
+Outputs that are classes of another library, as those of transformers, become dictionaries: torch would ask for them.
 
 >>> import tempfile, pathlib
 >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
@@ -10,7 +12,9 @@ torch.Size([5, 8])
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +32,7 @@ def save_program(model: nn.Module, example: Example, path: Path) -> None:
     args, kwargs = example
     any_size = pytree.tree_map(_any_size, (args, dict(kwargs)))
     try:
-        with as_exported(model), warnings.catch_warnings():
+        with as_exported(model), _plain_outputs(model), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, about what it exports
             try:
                 program = torch.export.export(model, args, dict(kwargs), dynamic_shapes=_shapes(any_size), strict=False)
@@ -45,6 +49,33 @@ def load_program(path: Path) -> Callable[..., Any]:
         warnings.simplefilter("ignore")
         module: Callable[..., Any] = torch.export.load(path).module()
     return module
+
+
+@contextmanager
+def _plain_outputs(model: nn.Module) -> Iterator[None]:
+    """A model whose forward returns tensors in dictionaries, lists and tuples, and as it was afterwards."""
+    forward, own = model.forward, "forward" in vars(model)
+
+    @wraps(forward)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        return _plain(forward(*args, **kwargs))
+
+    model.forward = plain
+    try:
+        yield
+    finally:
+        if own:
+            model.forward = forward
+        else:
+            del model.forward
+
+
+def _plain(outputs: Any) -> Any:
+    if isinstance(outputs, Mapping):
+        return {name: _plain(value) for name, value in outputs.items()}
+    if isinstance(outputs, (list, tuple)):
+        return [_plain(value) for value in outputs]
+    return outputs
 
 
 def _any_size(value: Any) -> Any:
