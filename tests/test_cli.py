@@ -320,9 +320,14 @@ def test_verify_checks_saved_certificates_again(tmp_path):
     done = run("verify", file, "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout)["holds"] is True
+    jsonschema.validate(json.loads(done.stdout), schema("verify"))
     with np.load(file) as saved:
         changed = dict(saved)
     changed["mask"] = ~changed["mask"]
     np.savez(file, **changed)
     assert run("verify", file).returncode == 1
     assert_refused(run("verify", tmp_path / "nowhere.npz"), "nowhere.npz: no such file")
+    assert_refused(run("verify", tmp_path), "is a folder, and must be a file")
+    file.write_bytes(b"no archive at all")
+    assert_refused(run("verify", file), "certificates.npz holds no certificates")
+    assert_refused(run("inspect", "--text", tmp_path / "nowhere.txt"), "nowhere.txt: no such file or directory")

@@ -162,9 +162,9 @@ def test_parallel_processes_give_what_one_gives(tmp_path):
 
 def test_a_folder_of_another_run_is_refused(tmp_path):
     reproduce("random-keys", tmp_path / "run", workers=1, changes=SMALL["random-keys"])
-    with pytest.raises(ValueError, match="another settings"):
+    with pytest.raises(ValueError, match="another run, with settings"):
         reproduce("random-keys", tmp_path / "run", workers=1, changes={**SMALL["random-keys"], "runs": 5})
-    with pytest.raises(ValueError, match="another experiment"):
+    with pytest.raises(ValueError, match="another run, with experiment"):
         reproduce("majority", tmp_path / "run", workers=1, changes=MAJORITY)
     with pytest.raises(ValueError, match="holds no run"):
         reproduce("random-keys", tmp_path, workers=1)
@@ -184,6 +184,52 @@ def test_what_an_experiment_does_not_know_is_refused(tmp_path, data):
     with pytest.raises(ValueError, match="preset must be"):
         reproduce("majority", tmp_path / "run", preset="slow")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("vit", {"heads": 3}, "width must be a multiple of heads, got 64 and 3"),
+        ("vit", {"epochs": 0}, "epochs must be above 0, got 0"),
+        ("translation", {"warmup": -1}, "warmup must be above 0, got -1"),
+        ("random-labels", {"groups": [4, 3]}, "width must be a multiple of groups, got 128 and 3"),
+        ("majority", {"steps": 150}, "steps must be a multiple of epoch, got 150 and 100"),
+        ("majority", {"every": 30}, "epoch must be a multiple of every, got 100 and 30"),
+        ("majority-3d", {"width": 4}, "width must be 3, as it is drawn in space, got 4"),
+        ("hessian", {"channels": [30]}, "channels must be multiples of 4, 12 or more, got 30"),
+        ("random-keys", {"keys": []}, r"keys must be above 0, got \[\]"),
+        ("capacity", {"fold": [1]}, "merge and fold must be 3 samples or more, got 1"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_before_anything_is_written(name, changes, message, tmp_path, data):
+    with pytest.raises(ValueError, match=message):
+        reproduce(name, tmp_path / "run", data=data, changes=changes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_that_does_not_fit_is_refused(tmp_path, data):
+    with pytest.raises(ValueError, match="images must be those of CIFAR-10"):
+        small("vit", tmp_path / "vit", data / "mnist")
+    with pytest.raises(FileNotFoundError, match="has no cifar10"):
+        small("random-labels", tmp_path / "labels", data / "cifar10")
+    with pytest.raises(ValueError, match="vocabulary must be 256 or more, to hold all bytes, got 100"):
+        reproduce("language-model", tmp_path / "words", data=data, workers=1, changes={"vocabulary": 100})
+    (tmp_path / "sst2").mkdir()
+    for name, labels in (("train", "0011"), ("dev", "0022")):
+        lines = [f"a film\t{label}" for label in labels]
+        (tmp_path / "sst2" / f"{name}.tsv").write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(ValueError, match="got 0, 1 to train with and 0, 2 to test with"):
+        small("bert-no-norm", tmp_path / "bert", tmp_path / "sst2")
+    with pytest.raises(ValueError, match="--seeds must be 1, got 2"):
+        reproduce("ellipsoid", tmp_path / "ellipsoid", seeds=2)
+
+
+def test_cells_with_grids_of_one_place_are_drawn_and_judged(tmp_path):
+    result = reproduce("hessian", tmp_path / "hessian", workers=1, seeds=1, changes={"channels": [12], "inputs": 5})
+    assert [finding.verdict for finding in result.findings] == ["holds"] * 3
+    changes = {"keys": [4], "channels": [5], "runs": 3}
+    (only,) = reproduce("random-keys", tmp_path / "keys", workers=1, changes=changes).findings
+    assert only.differences.startswith("keys 4 (the paper: 3, 4, 5")
 
 
 def test_a_run_tells_how_far_it_is(tmp_path):
@@ -211,7 +257,7 @@ def test_other_data_is_another_run(tmp_path, data):
     other = write_all(tmp_path / "data")
     (other / "wikitext2" / "text.txt").write_text("a b c d e f " * 3000, encoding="utf-8")
     small("language-model", tmp_path / "run", data)
-    with pytest.raises(ValueError, match="another settings"):
+    with pytest.raises(ValueError, match="another run, with settings"):
         small("language-model", tmp_path / "run", other)
 
 
@@ -267,6 +313,9 @@ def test_the_page_that_turns_offers_no_upload(tmp_path):
 def test_the_command_lists_all_experiments():
     done = CliRunner().invoke(app, ["reproduce", "--list"])
     assert [line.split()[0] for line in done.output.splitlines()] == list(names())
+    listed = json.loads(CliRunner().invoke(app, ["reproduce", "--list", "--json"]).stdout)
+    jsonschema.validate(listed, json.loads((files("normscope") / "schemas" / "reproduce_list.json").read_text("utf-8")))
+    assert [each["name"] for each in listed["experiments"]] == list(names())
 
 
 def test_the_command_changes_settings(tmp_path):

@@ -9,12 +9,13 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from scipy.linalg import helmert
 from torch import nn
 
 from lab_data import write_all
-from normscope.lab.key_inputs import seen_by, unselectable
+from normscope.lab.key_inputs import in_plane, seen_by, unselectable
 from normscope.lab.loaders.cifar_batches import batch_records
-from normscope.lab.loaders.files import fingerprints, place
+from normscope.lab.loaders.files import fingerprints, place, text
 from normscope.lab.loaders.images import read_images
 from normscope.lab.loaders.parallel import read_parallel
 from normscope.lab.loaders.texts import whole_text
@@ -319,6 +320,32 @@ def test_keys_inside_others_are_counted():
     with_middle = np.concatenate([square, [[0.1, 0.2]]])
     found = unselectable([square[None], with_middle[None]])
     assert found == {"keys": 9, "unselectable": 1, "degenerate": 0, "certificates_hold": 1}
+
+
+def test_projected_keys_are_judged_in_their_plane():
+    inside = np.random.default_rng(0).normal(size=(300, 4))
+    keys = inside @ helmert(5)
+    np.testing.assert_allclose(in_plane(keys), inside, atol=1e-12)
+    rounded = keys.astype(np.float32).astype(float)
+    expected = unselectable([inside])
+    assert expected["unselectable"] > 100
+    assert unselectable([in_plane(rounded)]) == expected
+    assert unselectable([rounded])["degenerate"] > 0  # what judging them in all channels leaves open
+
+
+def test_names_that_occur_twice_are_told_apart_by_their_folders(tmp_path):
+    for folder, content in (("one", "a"), ("other", "b")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "data.npz").write_text(content, encoding="utf-8")
+    found = fingerprints([tmp_path / "one" / "data.npz", tmp_path / "other" / "data.npz"])
+    assert list(found) == ["one/data.npz", "other/data.npz"]
+    assert len(set(found.values())) == 2
+
+
+def test_what_was_not_copied_whole_is_said(tmp_path):
+    (tmp_path / "train.de.gz").write_bytes(gzip.compress(b"ein mann " * 100)[:-9])
+    with pytest.raises(ValueError, match="ends too early"):
+        text(tmp_path / "train.de.gz")
 
 
 def test_modules_are_seen_and_left_as_they_were():

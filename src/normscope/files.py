@@ -5,10 +5,13 @@ import os
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from normscope.checks import first_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 PICTURES = (".pdf", ".png", ".svg")
 PAGES = (".html", ".htm")
@@ -18,7 +21,9 @@ UNFINISHED = ".normscope-"  # how the names of files begin that are being writte
 def require_writable(path: Path, *, force: bool, endings: tuple[str, ...]) -> None:
     """Refuse a path that could not be written later, before any work is done."""
     if path.suffix.lower() not in endings:
-        raise ValueError(f"{path} must end in {' or '.join(endings)}, got {path.suffix or 'no ending'!r}")
+        raise ValueError(
+            f"{path} must end in {' or '.join(endings)}, got {repr(path.suffix) if path.suffix else 'no ending'}"
+        )
     if not path.parent.is_dir():
         raise FileNotFoundError(f"the folder {path.parent} does not exist: create it first")
     if path.is_dir():
@@ -52,14 +57,25 @@ def write_whole(content: bytes, path: Path) -> None:
         raise OSError(f"{path} can't be written: {error.strerror}") from None
 
 
-def said_format(path: str | os.PathLike[str]) -> str:
-    """What an .npz file says that it holds, under the name `format`; nothing if it does not, or is none."""
+def npz_arrays(content: bytes, name: str) -> "dict[str, NDArray[Any]]":
+    """The arrays of an .npz file of that name. Nothing in it is executed; ValueError if it is none."""
     import numpy as np
 
+    file = io.BytesIO(content)
+    if not zipfile.is_zipfile(file):  # numpy would take it for a pickle, and advise to load it as one
+        raise ValueError(f"{name} is not a readable .npz file: it is no archive, or was cut off")
     try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            return str(file["format"])
-    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile):
+        with np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{name} is not a readable .npz file: {first_line(error)}") from None
+
+
+def said_format(path: str | os.PathLike[str]) -> str:
+    """What an .npz file says that it holds, under the name `format`; nothing if it does not, or is none."""
+    try:
+        return str(npz_arrays(Path(path).read_bytes(), str(path)).get("format", ""))
+    except (OSError, ValueError):
         return ""
 
 

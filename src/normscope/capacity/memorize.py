@@ -10,7 +10,6 @@ Samples are laid on a line by a direction that keeps different labels apart, and
 [1] Ni et al., On the Nonlinearity of Layer Normalization, ICML 2024.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -22,6 +21,7 @@ from normscope.capacity.line import choose_line
 from normscope.capacity.merge import MergeNetwork, Merging, TooFewBitsError
 from normscope.capacity.network import LNNet, Origin
 from normscope.capacity.samples import Samples, checked_samples
+from normscope.capacity.scaling_layer import require_eps
 from normscope.checks import as_count
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ def memorize(
     kind = str(dtype).removeprefix("torch.")
     if kind not in LIMITS:
         raise ValueError(f"dtype must be one of {', '.join(LIMITS)}, got {dtype!r}")
-    if not (isinstance(eps, (int, float)) and 0 <= eps < math.inf):
-        raise ValueError(f"eps must be a finite number, 0 or more, got {eps!r}")
+    require_eps(eps)
     checked = checked_samples(samples, labels, kind)
     search = Search(checked, kind, float(eps), as_count(seed, "seed", 0), start, float(seconds), progress)
     found = search.by_folds() if method == "fold" else None

@@ -39,8 +39,14 @@ def scaling_layer(*, eps: float = 0.0, dtype: "torch.dtype | None" = None) -> "n
     >>> scaling_layer()(torch.tensor([3.0, -4.0], dtype=torch.float64)).round(decimals=12)
     tensor([ 0.6000, -0.8000], dtype=torch.float64)
     """
+    require_eps(eps)
     unchanged = AffineMap(np.eye(2), np.zeros(2))
     return layer_norm_network([unchanged, unchanged], eps=eps, dtype=dtype)
+
+
+def require_eps(eps: float) -> None:
+    if not (isinstance(eps, (int, float)) and 0 <= eps < math.inf):
+        raise ValueError(f"eps must be a finite number, 0 or more, got {eps!r}")
 
 
 def layer_norm_network(

@@ -201,13 +201,13 @@ def verify_shattering(path: str | PathLike[str], *, progress: Progress = lambda 
 
 
 def _points(depth: int, count: int) -> Floats:
+    if count > MOST:
+        raise ValueError(f"points must be {MOST} or fewer, got {count}: they would need 2^{count - 1} networks")
     if count > 2**depth + 1:
         raise ValueError(
             f"points must be {2**depth + 1} or fewer at depth {depth}, got {count}: "
             "the label changes at most 2^depth times along a line"
         )
-    if count > MOST:
-        raise ValueError(f"points must be {MOST} or fewer, got {count}: they would need 2^{count - 1} networks")
     return frozen(folded_points(_folds(count))[:count])
 
 

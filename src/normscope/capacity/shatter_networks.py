@@ -7,7 +7,6 @@ The file is an .npz file of plain arrays. What it says to be certified is certif
 """
 
 import io
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from normscope.capacity.certify import Exact, exact_labels
 from normscope.capacity.equal_folds import LAYER, READOUT, maps_of, other_labels
 from normscope.capacity.scaling_layer import layer_norm_network, linear_of
 from normscope.checks import Floats, first_line
-from normscope.files import require_writable, write_whole
+from normscope.files import npz_arrays, require_writable, write_whole
 
 if TYPE_CHECKING:
     from torch import nn
@@ -187,9 +186,9 @@ def _networks(path: Path, arrays: dict[str, NDArray[Any]]) -> Networks:
 def _read(path: Path) -> dict[str, NDArray[Any]]:
     names = ("format", "depth", "seed", "points", "numbers", "certified", "tried")
     try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in names}
-    except (OSError, ValueError, EOFError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        stored = npz_arrays(path.read_bytes(), str(path))
+        arrays = {name: stored[name] for name in names}
+    except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path} exists, and is no state of normscope shatter: {first_line(error)}") from None
     if str(arrays["format"]) != FORMAT:
         raise ValueError(f"{path} exists, and must say {FORMAT!r}, got {str(arrays['format'])!r}: choose another name")

@@ -1,7 +1,7 @@
 """The command line: arguments and exit codes, nothing else.
 
-0: done; 1: a check that was run did not hold; 2: bad input, said in one line; 141 in a shell: whoever read the output
-stopped reading, as `| head` does (the process ends by SIGPIPE, as other tools do).
+0: done; 1: a check that was run did not hold; 2: bad input; 141 in a shell: whoever read the output stopped reading, as
+`| head` does (the process ends by SIGPIPE, as other tools do).
 """
 
 import io
@@ -54,5 +54,12 @@ def main() -> None:
     try:
         app(prog_name="normscope")
     except (ValueError, OSError) as error:
-        print(f"normscope: {printable(str(error))}", file=sys.stderr)
+        print(f"normscope: {printable(_said(error))}", file=sys.stderr)
         sys.exit(2)
+
+
+def _said(error: ValueError | OSError) -> str:
+    """What an error says; one of the system names the file first."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror.lower()}"
+    return str(error)

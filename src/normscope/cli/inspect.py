@@ -31,7 +31,8 @@ def inspect(
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page here.")] = None,
     picture: PictureOption = None,
     text: Annotated[
-        str | None, typer.Option(help="Run the model on this UTF-8 file, or on 'sample', and say where inputs land.")
+        str | None,
+        typer.Option(help="Run the model, a folder, on this UTF-8 file, or on 'sample', and say where inputs land."),
     ] = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,

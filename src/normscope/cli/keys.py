@@ -12,9 +12,9 @@ from normscope.cli.options import (
     DTYPE,
     DeviceOption,
     DtypeOption,
+    FolderArgument,
     ForceFlag,
     JsonFlag,
-    ModelArgument,
     PictureOption,
     picture_of,
     progress,
@@ -34,7 +34,7 @@ class At(StrEnum):
 
 
 def keys(
-    model: ModelArgument = None,
+    model: FolderArgument = None,
     *,
     text: Annotated[str, typer.Option(help="Run the model on this UTF-8 file, or on 'sample'.")],
     at: Annotated[

@@ -21,6 +21,13 @@ ModelArgument = Annotated[
         show_default=False,
     ),
 ]
+FolderArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A folder in Hugging Face format, with weights. Without it: the small GPT that ships with the package.",
+        show_default=False,
+    ),
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
 PictureOption = Annotated[Path | None, typer.Option("--picture", help="Write a picture here: .png, .svg or .pdf.")]
 ForceFlag = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]

@@ -4,10 +4,10 @@ import sys
 
 import typer
 
-from normscope.cli.options import JsonFlag, ModelArgument, show
+from normscope.cli.options import FolderArgument, JsonFlag, show
 
 
-def ranges(model: ModelArgument = None, json: JsonFlag = False) -> None:
+def ranges(model: FolderArgument = None, json: JsonFlag = False) -> None:
     """The exact output range of every linear layer that reads a norm, over all inputs, from weights alone."""
     from normscope.studies.ranges import ranges as study
 

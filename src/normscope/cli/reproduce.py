@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from json import JSONDecodeError, loads
+from json import JSONDecodeError, dumps, loads
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ Told = Callable[[float, int, int], None]
 
 def reproduce(
     name: Annotated[str | None, typer.Argument(help="The experiment; --list shows all.", show_default=False)] = None,
-    preset: Annotated[str, typer.Option(help="quick, or paper: the published set-up.")] = "quick",
+    preset: Annotated[str, typer.Option(help="quick, or paper: what was published, as far as known.")] = "quick",
     seeds: Annotated[int | None, typer.Option(help="How many seeds; each preset has its own number.", min=1)] = None,
     out: Annotated[
         Path | None,
@@ -38,11 +38,7 @@ def reproduce(
 ) -> None:
     """One experiment of the papers, beside the published figures; a run that was interrupted goes on."""
     if list_all:
-        from normscope.lab.catalogue import experiment_named, names
-
-        for each in names():
-            experiment = experiment_named(each)
-            print(f"{each:16} {experiment.what} ({experiment.source})")
+        _show_all(json)
         return
     if name is None:
         raise ValueError("an experiment must be named: normscope reproduce --list shows all")
@@ -63,6 +59,31 @@ def reproduce(
             progress=progress,
         )
     show(result, json)
+
+
+def _show_all(json: bool) -> None:
+    """Every experiment in a line, or as JSON with what it needs and the settings of its presets."""
+    from normscope.lab.catalogue import experiment_named, names
+
+    experiments = [experiment_named(each) for each in names()]
+    if not json:
+        for each in experiments:
+            print(f"{each.name:16} {each.what} ({each.source})")
+        return
+    listed = [
+        {
+            "name": each.name,
+            "what": each.what,
+            "source": each.source,
+            "data": each.data,
+            "presets": {
+                preset: {"seeds": seeds, "settings": each.settings(preset, None)}
+                for preset, seeds in each.seeds.items()
+            },
+        }
+        for each in experiments
+    ]
+    print(dumps({"schema_version": 1, "experiments": listed}, indent=2))
 
 
 def _change(text: str) -> tuple[str, Any]:

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from normscope.cli.options import DEVICE, DTYPE, DeviceOption, DtypeOption, JsonFlag, ModelArgument, progress, show
+from normscope.cli.options import DEVICE, DTYPE, DeviceOption, DtypeOption, FolderArgument, JsonFlag, progress, show
 
 
 def separability(
-    model: ModelArgument = None,
+    model: FolderArgument = None,
     *,
     texts: Annotated[Path, typer.Option(help="A UTF-8 file: in each line a text, a tab and its label.")],
     json: JsonFlag = False,

@@ -12,7 +12,7 @@ def shatter(
     depth: Annotated[int, typer.Argument(help="The number of LayerNorms, L.", min=1)],
     points: Annotated[
         int | None,
-        typer.Option(help="How many points; without it: 2^L + 1, the most there can be, up to 17.", min=2),
+        typer.Option(help="How many points, up to 2^L + 1 and 20; without it: 2^L + 1, up to 17.", min=2),
     ] = None,
     seed: Annotated[int, typer.Option(help="Another seed, other networks.", min=0)] = 0,
     state: Annotated[

@@ -3,6 +3,7 @@
 import json as jsonlib
 from pathlib import Path
 from typing import Annotated
+from zipfile import is_zipfile
 
 import typer
 
@@ -23,6 +24,8 @@ def verify(
     json: JsonFlag = False,
 ) -> None:
     """Check saved certificates again, every one, without the solver that found them."""
+    if file.is_dir():
+        raise IsADirectoryError(f"{file} is a folder, and must be a file")
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file")
     holds, reason = _verified(file, samples, label)
@@ -42,8 +45,11 @@ def _verified(file: Path, samples: Path | None, label: str | None) -> tuple[bool
         if samples is None:
             raise ValueError(f"{file} is a network: name the file that it has memorised as well")
         return verify_memorized(file, samples, label)
-    if samples is not None:
-        raise ValueError(f"{file} is no network ({network.ENDINGS[0]}), and needs no samples: got {samples}")
+    if samples is not None or label is not None:
+        given = samples if label is None else f"--label {label}"
+        raise ValueError(f"{file} is no network ({network.ENDINGS[0]}), and needs no samples: got {given}")
+    if not is_zipfile(file):
+        raise ValueError(f"{file} holds no certificates: they are .npz, .zip or {network.ENDINGS[0]} files")
     if file.suffix.lower() in archive.ENDINGS:
         return archive.verify_archive(file)
     said = said_format(file)

@@ -79,7 +79,7 @@ class GroupBending(Experiment):
             Finding(
                 "at g = d/4 they bend d/8 times as much, or more",
                 "≥ d/8",
-                ", ".join(f"{least:.4g} (d/8 = {d / 8:g})" for d, least in quarter.items()),
+                "least ratio " + ", ".join(f"{least:.4g} (d/8 = {d / 8:g})" for d, least in quarter.items()),
                 all(least >= d / 8 * (1 - ROUNDING) for d, least in quarter.items()),
                 f"no smaller ratio {checked}",
             ),

@@ -96,6 +96,7 @@ class InEllipsoid(Experiment):
         ax.boxplot([[_number(row, "radius") for row in rows if row["norm"] == name] for name in names], whis=(0, 100))
         ax.axhline(1.0, color="gray", linestyle="--", linewidth=0.8)
         ax.set(title="Outputs of trained norms: how far out in their ellipsoids", ylabel="radius, 1 is the surface")
+        ax.set_xlabel("boxes: quartiles; whiskers: least and largest")
         ax.set_xticks(range(1, len(names) + 1), names, rotation=30, ha="right", fontsize=7)
         return {"ellipsoid": radii, "ellipsoid-steps": _steps_picture()}
 
@@ -120,12 +121,14 @@ def _rows(name: str, norm: Norm, outputs: Floats) -> list[Row]:
 def _steps_picture() -> "Figure":
     """Random inputs in three dimensions, after each step of the map; at the end the ellipse with its axes."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     norm, inputs = SHOWN, np.random.default_rng(0).normal(size=(300, 3)) * [1.0, 1.5, 0.7] + [0.5, 0.0, 0.3]
     projected = norm.project(inputs)
     scaled = norm.scale(projected)
     stages = (inputs, projected, scaled, norm.affine(scaled))
-    figure = Figure(figsize=(13, 3.8), dpi=150, layout="constrained")
+    figure = Figure(figsize=(14, 4), dpi=150)
+    figure.subplots_adjust(left=0.01, right=0.96, bottom=0.08, top=0.84, wspace=0.18)  # room for labels in space
     for place, (title, points) in enumerate(zip(STEPS, stages, strict=True), start=1):
         ax: Any = figure.add_subplot(1, 4, place, projection="3d")
         ax.scatter(*points.T, s=4, c=inputs[:, 0], cmap="viridis", alpha=0.8)
@@ -134,7 +137,12 @@ def _steps_picture() -> "Figure":
             for axis in (norm.ellipsoid.axes() * norm.ellipsoid.lengths).T:
                 ax.plot(*np.stack([center - axis, center + axis]).T, color="#c44e52", linewidth=1.5)
         ax.set(title=title, xlabel="x₁", ylabel="x₂", zlabel="x₃")
+        for axis in (ax.xaxis, ax.yaxis, ax.zaxis):
+            axis.set_major_locator(MaxNLocator(3))
         ax.set_aspect("equal")
         ax.view_init(elev=25, azim=15)  # not along the plane, which would show as a line
-    figure.suptitle("A LayerNorm step by step; in red the axes of the ellipse that its outputs fill")
+    figure.suptitle(
+        f"A LayerNorm with eps = {SHOWN.eps:g} step by step; colour: x₁ of the input; "
+        "in red the axes of the ellipse that its outputs fill"
+    )
     return figure

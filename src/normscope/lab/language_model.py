@@ -188,10 +188,12 @@ class LanguageModelScaling(Trained):
             ax.legend()
         judged = [row for row in rows if row.get("at")]
         layers = np.arange(1, settings["layers"] + 1)
-        drawn = [(VARIANTS[1], "output"), (VARIANTS[0], "input"), (VARIANTS[0], "output")]
-        for number, (variant, at) in enumerate(drawn):
+        drawn = [(VARIANTS[1], "output", "C1"), (VARIANTS[0], "input", "lightsteelblue"), (VARIANTS[0], "output", "C0")]
+        for number, (variant, at, colour) in enumerate(drawn):
             values = 100 * np.array(shares(judged, settings["layers"], variant=variant, at=at))
-            keys.bar(layers + 0.27 * (number - 1), values, width=0.25, label=f"{variant}, {at} of the norm")
+            where = layers + 0.27 * (number - 1)
+            bars = keys.bar(where, values, width=0.25, color=colour, label=f"{variant}, {at} of the norm")
+            keys.bar_label(bars, [f"{value:.0f}" for value in values], fontsize=7)
         keys.set(xlabel="layer", ylabel="unselectable keys (%)", xticks=layers)
         keys.margins(y=0.35)  # room for the legend
         keys.legend(fontsize=8)

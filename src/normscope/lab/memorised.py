@@ -36,6 +36,9 @@ class Memorised(Experiment):
         }
 
     def cells(self, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
+        fewest = min(settings["merge"] + settings["fold"])
+        if fewest < 3:
+            raise ValueError(f"merge and fold must be 3 samples or more, got {fewest}")
         shattered = [Cell(f"shatter-{depth}", 0, {"depth": depth}) for depth in settings["depths"]]
         memorised = [
             Cell(f"{method}-{count}-seed-{seed}", seed, {"method": method, "samples": count})
@@ -131,10 +134,10 @@ class Memorised(Experiment):
         )
         shown = [row for row in rows if row["kind"] == "shatter"]
         where = [int(row["depth"] or 0) for row in shown]
-        points.plot(where, [int(row["points"] or 0) for row in shown], "o-", label="shattered, certified")
+        points.plot(where, [int(row["points"] or 0) for row in shown], "o-", linewidth=3, label="shattered, certified")
         points.plot(where, [each + 2 for each in where], color="gray", linestyle="--", label="the paper: L + 2")
         points.plot(
-            where, [2**each + 1 for each in where], color="gray", linestyle=":", label="at most on a line: 2^L + 1"
+            where, [2**each + 1 for each in where], color="black", linestyle=":", label="at most on a line: 2^L + 1"
         )
         points.set(title="every labelling realised", xlabel="LayerNorms L", ylabel="points", xticks=where)
         for ax in (depth, points):

@@ -142,7 +142,7 @@ class RandomLabels(Trained):
                 draw_curve(ax, rows, "epoch", "accuracy", variant, dataset=dataset, variant=variant)
             ax.set(title=title, xlabel="epochs", ylabel="accuracy on the training labels")
             ax.grid(alpha=0.3)
-            ax.legend(fontsize=8)
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), fontsize=8, ncols=5, loc="outside lower center")
         figure.suptitle(f"Random labels fitted: {BANDS}")
         return {"random-labels": figure}
 

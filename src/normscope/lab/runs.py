@@ -149,12 +149,12 @@ def _open_folder(
         for part, value in asked.items():
             if there.get(part) != value:
                 raise ValueError(
-                    f"{out} holds a run with another {part}: {there.get(part)!r}, asked for {value!r}; "
+                    f"{out} holds another run, with {part} {there.get(part)!r}, asked for {value!r}; "
                     "choose another --out, or remove the folder"
                 )
-        others = there.get("continued_at", [])
-        if _commit() not in (there["commit"], *others):
-            write_whole(json.dumps({**there, "continued_at": [*others, _commit()]}, indent=2).encode(), place)
+        now, before = _commit(), there.get("continued_at", [])
+        if now and now not in (there["commit"], *before):
+            write_whole(json.dumps({**there, "continued_at": [*before, now]}, indent=2).encode(), place)
         return
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out} is not empty and holds no run: choose another --out")

@@ -12,7 +12,6 @@ came from.
 import io
 import json
 import os
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.checks import Floats, first_line
-from normscope.files import require_writable, said_format, write_whole
+from normscope.files import npz_arrays, require_writable, said_format, write_whole
 from normscope.separation.certificates import Ints
 from normscope.separation.frame import Frame
 
@@ -143,10 +142,9 @@ def is_findings_file(path: str | os.PathLike[str]) -> bool:
 def load_findings(path: str | os.PathLike[str]) -> Stored:
     """What a file holds; ValueError if it cannot be read as findings."""
     try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not a readable .npz file: {first_line(error)}") from None
+        arrays = npz_arrays(Path(path).read_bytes(), str(path))
+    except OSError as error:
+        raise ValueError(f"{path} can't be read: {first_line(error)}") from None
     try:
         if str(arrays["format"]) != FORMAT:
             raise ValueError(f"it says {str(arrays['format'])!r}")

@@ -7,7 +7,6 @@ its center) with their SHA-256, the mask, and the certificates as `Certificates`
 import hashlib
 import io
 import os
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.checks import Floats, as_floats, first_line
-from normscope.files import require_writable, write_whole
+from normscope.files import npz_arrays, require_writable, write_whole
 from normscope.separation.certificates import Certificates, Reach
 from normscope.separation.checking import first_fault
 from normscope.separation.reach_checking import first_reach_fault
@@ -66,10 +65,9 @@ def verify_certificates(path: str | os.PathLike[str], keys: Any = None) -> tuple
 def verify_bytes(content: bytes, name: str, keys: Any = None) -> tuple[bool, str]:
     """The same for what a file of that name holds."""
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        return False, f"{name} is not a readable .npz file: {first_line(error)}"
+        arrays = npz_arrays(content, name)
+    except ValueError as error:
+        return False, str(error)
     fault = _form_fault(arrays)
     if fault is not None:
         return False, fault

@@ -8,7 +8,10 @@ from normscope.report.notebook import _table
 from normscope.report.tables.shared import escape, new_table, tables
 from normscope.rewrite.results import AFTER_LOOKUP, KEPT, Folding
 
-CAPTION = "centring: whether its input has mean zero now; affine: whether its gain is 1 now"
+CAPTION = (
+    "centring, folded: its input has mean zero now; after look-up: it would have, were rows centred there, "
+    "as --rms does; affine, folded: its gain is 1 now"
+)
 
 
 @tables.register

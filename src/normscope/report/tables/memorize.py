@@ -4,7 +4,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from normscope.report.journey import SYMBOLS, journey_lines
-from normscope.report.tables.shared import duration, escape, new_table, tables
+from normscope.report.tables.shared import counted, duration, escape, new_table, tables
 from normscope.studies.memorize import Memorized
 
 COLUMNS, LAYERS = 84, 12  # of the journey
@@ -20,7 +20,7 @@ def _(result: Memorized) -> list[RenderableType]:
     bound = f"projection merge needs up to {network.bound}"
     least = "" if network.least is None else f", no fewer than {network.least} can do for this line"
     table.add_row("classes ", classes + (" …" if len(network.classes) > NAMED else ""))
-    table.add_row("depth ", f"{network.depth} LayerNorms of width {network.width} ({bound}{least})")
+    table.add_row("depth ", f"{counted(network.depth)} of width {network.width} ({bound}{least})")
     table.add_row("found by ", f"{origin.method}, from {origin.runs} runs of equal labels along the line")
     weights = "the weights of the module" if proof.of_module else f"weights of {proof.weight_bits} bits"
     table.add_row(
@@ -33,7 +33,7 @@ def _(result: Memorized) -> list[RenderableType]:
         f"{kind} module ", f"right on {proof.batch} of {proof.samples} samples in a batch, {proof.single} one by one"
     )
     symbols = ", ".join(
-        f"{symbol} {escape(str(name))}" for symbol, name in zip(SYMBOLS, network.classes[:NAMED], strict=False)
+        f"{symbol} = {escape(str(name))}" for symbol, name in zip(SYMBOLS, network.classes[:NAMED], strict=False)
     )
     lines = "\n".join(f"{layer:5}  {line}" for layer, line in journey_lines(result, COLUMNS, LAYERS))
     return [table, Text(f"labels in the order of the line, after so many LayerNorms ({symbols}):\n{lines}")]

@@ -25,6 +25,11 @@ def new_table(title: str, caption: str, *text_columns: str) -> Table:
     return table
 
 
+def counted(norms: int) -> str:
+    """So many LayerNorms."""
+    return f"{norms} LayerNorm" + "s" * (norms != 1)
+
+
 def duration(seconds: float) -> str:
     """Seconds in the unit that reads best, to two or three digits."""
     if seconds >= 1:

@@ -4,7 +4,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from normscope.capacity.shatter import Shattering
-from normscope.report.tables.shared import duration, new_table, tables
+from normscope.report.tables.shared import counted, duration, new_table, tables
 
 SHOWN = 10  # labellings that are left open
 
@@ -27,7 +27,7 @@ def _sentences(result: Shattering) -> list[str]:
         "that the module stores, and its float64 outputs are right on every point, in batch and one by one."
     ]
     if result.shatters:
-        sentences.append(f"Networks of {depth} LayerNorms of width 3 shatter these {count} points of a line.")
+        sentences.append(f"Networks of {counted(depth)} of width 3 shatter these {count} points of a line.")
     else:
         sentences.append(f"That these {count} points of a line are shattered is not shown.")
     sentences.append(
