@@ -34,6 +34,8 @@ def geometry_picture(inspection: Inspection) -> "Figure":
 
 def draw_ellipsoid(ax: Any, norm: NormGeometry) -> None:
     """The ellipsoid of a norm cut by its three longest axes, with its outputs for a text seen along them."""
+    from matplotlib.ticker import MaxNLocator
+
     profile = _profile(norm)
     around, down = np.meshgrid(np.linspace(0, 2 * np.pi, 61), np.linspace(0, np.pi, 31))
     ball = np.stack([np.cos(around) * np.sin(down), np.sin(around) * np.sin(down), np.cos(down)])  # (3, 31, 61)
@@ -49,7 +51,9 @@ def draw_ellipsoid(ax: Any, norm: NormGeometry) -> None:
         ax.plot(*ends, color=AXES, linewidth=1.5, label="semi-axes, with their lengths" if i == 0 else None)
         ax.text(*(1.1 * ends[:, 1]), f"{length:.3g}", color=AXES)
     ax.set_title(f"{norm.name}\n{norm.kind}, the three longest of {norm.dimension} axes", fontsize=10)
-    ax.set(xlabel="axis 1", ylabel="axis 2", zlabel="axis 3", aspect="equal")
+    ax.set(xlabel="axis 1", ylabel="axis 2", zlabel="axis 3 (units of the output)", aspect="equal")
+    for axis in (ax.xaxis, ax.yaxis, ax.zaxis):
+        axis.set_major_locator(MaxNLocator(4))  # more would overlap where axes meet
     ax.legend(loc="upper left", fontsize=8)
 
 
