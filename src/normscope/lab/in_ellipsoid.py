@@ -14,6 +14,7 @@ from normscope.checks import Floats
 from normscope.data import bundled_model, sample_text
 from normscope.lab.experiment import Cell, Experiment, Finding, Row, Settings
 from normscope.lab.keep import Keep
+from normscope.lab.trained import few_ticks
 from normscope.models.capture import capture
 from normscope.models.find import find
 from normscope.models.load import load_model, text_batches
@@ -121,7 +122,6 @@ def _rows(name: str, norm: Norm, outputs: Floats) -> list[Row]:
 def _steps_picture() -> "Figure":
     """Random inputs in three dimensions, after each step of the map; at the end the ellipse with its axes."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     norm, inputs = SHOWN, np.random.default_rng(0).normal(size=(300, 3)) * [1.0, 1.5, 0.7] + [0.5, 0.0, 0.3]
     projected = norm.project(inputs)
@@ -137,8 +137,7 @@ def _steps_picture() -> "Figure":
             for axis in (norm.ellipsoid.axes() * norm.ellipsoid.lengths).T:
                 ax.plot(*np.stack([center - axis, center + axis]).T, color="#c44e52", linewidth=1.5)
         ax.set(title=title, xlabel="x₁", ylabel="x₂", zlabel="x₃")
-        for axis in (ax.xaxis, ax.yaxis, ax.zaxis):
-            axis.set_major_locator(MaxNLocator(3))
+        few_ticks(ax)
         ax.set_aspect("equal")
         ax.view_init(elev=25, azim=15)  # not along the plane, which would show as a line
     figure.suptitle(

@@ -13,7 +13,7 @@ from normscope.lab.experiment import Cell, Finding, Row, Settings
 from normscope.lab.keep import Keep
 from normscope.lab.majority_task import DIFFERENT, VARIANTS, trained
 from normscope.lab.statistics import paired_difference
-from normscope.lab.trained import Trained, column
+from normscope.lab.trained import Trained, column, few_ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,6 +97,7 @@ class MajorityInSpace(Trained):
             ax.scatter(*queries.T, color="#c44e52", marker="^", label="queries")
             ax.plot(*(np.array([[-1, 1]] * 3) * 0.6), color="gray", linestyle="--", linewidth=1, label="(1, 1, 1)")
             ax.set(title=variant, aspect="equal", xlabel="x₁", ylabel="x₂", zlabel="x₃")
+            few_ticks(ax)
         figure.axes[0].legend()
         figure.suptitle(TITLE)
         return {"majority-3d": figure}

@@ -116,6 +116,14 @@ def draw_curve(ax: Any, rows: Sequence[Row], at: str, name: str, label: str, **w
     ax.fill_between(places, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
 
 
+def few_ticks(ax: Any, most: int = 4) -> None:
+    """No more ticks along each axis of a drawing in space, where many overlap."""
+    from matplotlib.ticker import MaxNLocator
+
+    for axis in (ax.xaxis, ax.yaxis, ax.zaxis):
+        axis.set_major_locator(MaxNLocator(most))
+
+
 def _seed(row: Mapping[str, Any]) -> int:
     return int(row["seed"])
 

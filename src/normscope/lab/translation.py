@@ -156,7 +156,7 @@ class TranslationGroups(Trained):
         losses.grid(alpha=0.3)
         losses.legend()
         scores.set(ylabel="BLEU, one point a seed", xticks=range(len(VARIANTS)), xticklabels=VARIANTS, xlim=(-0.5, 1.5))
-        figure.suptitle(f"From German to English with LN and LN-G: {BANDS}")
+        figure.suptitle(f"From German to English with LN and LN-G\n{BANDS}")
         return {"translation": figure}
 
 

@@ -164,7 +164,7 @@ class VitGroups(Trained):
             ax.set(xlabel="epochs", ylabel=label)
             ax.grid(alpha=0.3)
             ax.legend()
-        figure.suptitle(f"A small vision transformer on CIFAR-10 with LN and LN-G: {BANDS}")
+        figure.suptitle(f"A small vision transformer on CIFAR-10 with LN and LN-G\n{BANDS}")
         return {"vit": figure}
 
 
