@@ -53,6 +53,16 @@ def require_fitting(settings: Settings) -> None:
                 raise ValueError(f"{whole} must be a multiple of {part}, got {settings[whole]} and {size}")
 
 
+def in_groups(settings: Settings) -> str:
+    """How LN-G was set up, where the paper's own number of groups is not known.
+
+    >>> in_groups({"width": 96, "groups": 24})
+    'LN-G with 24 groups of 4 channels (the paper: a number not known here)'
+    """
+    groups, size = settings["groups"], settings["width"] // settings["groups"]
+    return f"LN-G with {groups} groups of {size} channels (the paper: a number not known here)"
+
+
 def file_name(*parts: str) -> str:
     """Words as the name of a file.
 

@@ -18,7 +18,7 @@ from normscope.lab.keep import Keep
 from normscope.lab.loaders.files import place
 from normscope.lab.loaders.parallel import parallel_files, read_parallel
 from normscope.lab.statistics import paired_difference
-from normscope.lab.trained import BANDS, Trained, column, draw_curve
+from normscope.lab.trained import BANDS, Trained, column, draw_curve, in_groups
 from normscope.lab.training import best_device, descend, padded, root_decay, train
 from normscope.lab.translation_model import BEGIN, END, LONGEST, PAD, SPECIAL, Translator, translated
 
@@ -138,6 +138,7 @@ class TranslationGroups(Trained):
                     "(the paper: IWSLT14, 160,000 and 6,750), BLEU of sacrebleu, cased, after the last epoch "
                     "(the paper: fairseq's); one table of embeddings for both languages, and dropout inside attention "
                     "and feed-forward as well; sizes and training are those of fairseq's recipe for these data",
+                    in_groups(settings),
                 ),
             )
         ]

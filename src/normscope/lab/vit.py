@@ -17,7 +17,7 @@ from normscope.lab.keep import Keep
 from normscope.lab.loaders.files import place
 from normscope.lab.loaders.images import image_files, read_images
 from normscope.lab.statistics import paired_difference
-from normscope.lab.trained import BANDS, Trained, column, draw_curve
+from normscope.lab.trained import BANDS, Trained, column, draw_curve, in_groups
 from normscope.lab.training import best_device, cosine_decay, descend, hits, in_parts, shuffled, train
 from normscope.lab.transformer import Attention, Block, FeedForward, small_weights
 from normscope.nn import Norm
@@ -149,6 +149,7 @@ class VitGroups(Trained):
                     rows,
                     f"trained on {images:,} and tested on {test_images:,} images of CIFAR-10 (the paper: 50,000 and "
                     "10,000); sizes and training that stand for the paper's are those of a usual Tiny-ViT",
+                    in_groups(settings),
                 ),
             )
         ]
