@@ -212,7 +212,7 @@ def test_an_existing_file_is_not_replaced_unless_asked(tmp_path, option):
     ("option", "name", "message"),
     [
         ("--picture", "picture.gif", "must end in .pdf or .png or .svg, got '.gif'"),
-        ("--picture", "picture", "must end in .pdf or .png or .svg, got 'no ending'"),
+        ("--picture", "picture", "must end in .pdf or .png or .svg, got no ending"),
         ("--html", "report.txt", "must end in .html or .htm, got '.txt'"),
         ("--html", "nowhere/report.html", "does not exist: create it first"),
     ],

@@ -254,7 +254,9 @@ def test_labellings_without_a_network_are_left_open_and_nothing_is_claimed(unfin
 def test_the_table_says_what_was_shown_what_is_promised_and_what_is_possible(shattered):
     text = " ".join(printed(shattered).split())
     depth, count = shattered.depth, 2**shattered.depth + 1
-    assert f"Networks of {depth} LayerNorms of width 3 shatter these {count} points of a line." in text
+    assert (
+        f"Networks of {depth} LayerNorm{'s' * (depth > 1)} of width 3 shatter these {count} points of a line." in text
+    )
     assert f"{2**count:,} of {2**count:,} labellings certified" in text
     assert f"L + 2 = {depth + 2} are promised; more than 2^L + 1 = {count} points" in text
 
