@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from normscope.report.tables import tables
 from normscope.report.words import headline, highlights
 from normscope.studies.inspection import GroupFactor, Inspection, Landing, NormGeometry, Spread
 
@@ -76,6 +77,7 @@ def test_says_so_when_nothing_stands_out():
 
 def test_says_so_when_there_are_no_norms():
     assert highlights(inspection()) == ["No normalization layer was found in gpt."]
+    assert [str(part) for part in tables(inspection())] == ["• No normalization layer was found in gpt."]
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def section(folder: Path, found: dict, config: dict) -> str:
     for picture in found["pictures"]:
         if (folder / picture).exists():
             lines += ["", f"![{found['what']}](results/reproductions/{folder.name}/{picture})"]
+    lines += [line for page in found["pages"] for line in ("", f"The run also writes `{page}`, which can be turned.")]
     return "\n".join([*lines, ""])
 
 

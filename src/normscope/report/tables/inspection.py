@@ -40,6 +40,8 @@ def _(result: Inspection) -> list[RenderableType]:
         )
     landed = [norm for norm in result.norms if norm.landing is not None]
     words = [Text(f"• {sentence}") for sentence in highlights(result)]
+    if not result.norms:
+        return [*words]
     return [geometry, *([_landing_table(landed), _bending_table(landed)] if landed else []), *words]
 
 
