@@ -38,7 +38,7 @@ app.add_typer(bench, name="bench")
 
 @app.callback(invoke_without_command=True)
 def options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    version: Annotated[bool, typer.Option("--version", metavar="", help="Print the version and stop.")] = False,
 ) -> None:
     if version:
         print(normscope.__version__)

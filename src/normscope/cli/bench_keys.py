@@ -20,7 +20,9 @@ def bench_keys(
     json: JsonFlag = False,
     picture: PictureOption = None,
     force: ForceFlag = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A few small sets, to see that it runs: no figures.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", metavar="", help="A few small sets, to see that it runs: no figures.")
+    ] = False,
 ) -> None:
     """Which keys can win, against the published procedure and a linear program per key (about ten minutes)."""
     require_picture(picture, force)

@@ -9,7 +9,9 @@ from normscope.cli.options import JsonFlag, show
 
 def bench_lng(
     json: JsonFlag = False,
-    quick: Annotated[bool, typer.Option("--quick", help="One small tensor, to see that it runs: no figures.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", metavar="", help="One small tensor, to see that it runs: no figures.")
+    ] = False,
 ) -> None:
     """LayerNorm, RMSNorm and LN-G, fused, against torch's ways to the same, forward and backward (some minutes)."""
     from normscope.benchmarks.lng import FULL, QUICK, run

@@ -17,10 +17,14 @@ def fold(
     ],
     out: Annotated[Path, typer.Argument(help="The folder to write; it must not exist.")],
     rms: Annotated[
-        bool, typer.Option("--rms", help="Put RMSNorm modules in place of norms, and write an exported program.")
+        bool,
+        typer.Option("--rms", metavar="", help="Put RMSNorm modules in place of norms, and write an exported program."),
     ] = False,
     untie: Annotated[
-        bool, typer.Option("--untie", help="Give a head that shares its matrix with a table a copy, and fold that too.")
+        bool,
+        typer.Option(
+            "--untie", metavar="", help="Give a head that shares its matrix with a table a copy, and fold that too."
+        ),
     ] = False,
     json: JsonFlag = False,
     device: Annotated[str, typer.Option(help="Where to run both models.")] = DEVICE,

@@ -28,9 +28,11 @@ FolderArgument = Annotated[
         show_default=False,
     ),
 ]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
+JsonFlag = Annotated[
+    bool, typer.Option("--json", metavar="", help="Print JSON on standard output, and nothing else there.")
+]
 PictureOption = Annotated[Path | None, typer.Option("--picture", help="Write a picture here: .png, .svg or .pdf.")]
-ForceFlag = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+ForceFlag = Annotated[bool, typer.Option("--force", metavar="", help="Replace files that exist.")]
 DeviceOption = Annotated[str, typer.Option(help="Where to run the model on the text.")]
 DtypeOption = Annotated[str, typer.Option(help="In what to run it: float32, float64, bfloat16 or float16.")]
 

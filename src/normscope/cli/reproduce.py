@@ -34,7 +34,7 @@ def reproduce(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.", min=1)] = None,
     json: JsonFlag = False,
-    list_all: Annotated[bool, typer.Option("--list", help="Show all experiments and stop.")] = False,
+    list_all: Annotated[bool, typer.Option("--list", metavar="", help="Show all experiments and stop.")] = False,
 ) -> None:
     """One experiment of the papers, beside the published figures; a run that was interrupted goes on."""
     if list_all:
