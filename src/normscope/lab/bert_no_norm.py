@@ -158,13 +158,14 @@ class BertWithoutNorm(Trained):
         figure = Figure(figsize=(9, 3.8), dpi=150, layout="constrained")
         accuracy, keys = figure.subplots(1, 2)
         draw_curve(accuracy, rows, "epoch", "test_accuracy", "test accuracy")
-        accuracy.set(xlabel="epochs", ylabel="test accuracy", title=BANDS)
+        accuracy.set(xlabel="epochs", ylabel="test accuracy")
+        accuracy.set_title(BANDS, fontsize=9)
         accuracy.grid(alpha=0.3)
         layers = range(1, settings["layers"] + 1)
         judged = [row for row in rows if row.get("layer")]
         keys.bar(layers, [100 * share for share in shares(judged, settings["layers"])], width=0.5)
         keys.set(xlabel="layer", ylabel="unselectable keys (%)", xticks=layers, title="all seeds together")
-        figure.suptitle("A BERT trained without LayerNorm on sentences of films")
+        figure.suptitle("A BERT trained without LayerNorm, on sentences about films")
         return {"bert-no-norm": figure}
 
 
