@@ -89,3 +89,12 @@ def cells_by(name: str, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
         for seed in seeds
         for value in settings[name]
     ]
+
+
+def rows_where(rows: Sequence[Row], **where: Any) -> list[Row]:
+    """The rows that agree with all of it.
+
+    >>> rows_where([{"seed": 0, "kind": "a"}, {"seed": 0, "kind": "b"}, {"seed": 1}], seed=0, kind="b")
+    [{'seed': 0, 'kind': 'b'}]
+    """
+    return [row for row in rows if all(row.get(name) == value for name, value in where.items())]

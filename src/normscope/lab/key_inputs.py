@@ -7,6 +7,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from normscope.checks import Floats
+from normscope.lab.experiment import rows_where
 from normscope.separation.selectable import selectable
 
 
@@ -57,9 +58,10 @@ def in_plane(keys: Floats) -> Floats:
     return np.asarray(keys @ helmert(keys.shape[-1]).T)
 
 
-def left_open(rows: Sequence[Any]) -> str:
+def left_open(rows: Sequence[Any], **where: Any) -> str:
     """How many keys rounding leaves undecided, if any: they do not count as unselectable."""
-    keys, undecided = (sum(row[name] for row in rows) for name in ("keys", "degenerate"))
+    chosen: list[Any] = rows_where(rows, **where)
+    keys, undecided = (sum(row[name] for row in chosen) for name in ("keys", "degenerate"))
     return f"; {undecided:,} of {keys:,} verdicts left open" if undecided else ""
 
 
@@ -71,9 +73,7 @@ def shares(rows: Sequence[Any], layers: int, **where: Any) -> list[float]:
     """For each layer, the share of keys of all seeds that no query selects."""
     found = []
     for layer in range(1, layers + 1):
-        chosen = [
-            row for row in rows if all(row.get(name) == value for name, value in {**where, "layer": layer}.items())
-        ]
+        chosen: list[Any] = rows_where(rows, **where, layer=layer)
         keys = sum(row["keys"] for row in chosen)
         if not keys:
             raise ValueError(f"layer {layer} has no keys to judge, as all networks diverged: try a lower learning_rate")

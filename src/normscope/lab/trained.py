@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from normscope.lab.experiment import Cell, Experiment, Row, Settings
+from normscope.lab.experiment import Cell, Experiment, Row, Settings, rows_where
 from normscope.lab.loaders.files import fingerprints
 
 BANDS = "means over seeds, in bands of one standard deviation"
@@ -93,7 +93,7 @@ def column(rows: Sequence[Row], name: str, **where: Any) -> list[float]:
     >>> column(rows, "loss", kind="a")
     [nan, 0.5]
     """
-    chosen = [row for row in rows if name in row and all(row.get(key) == value for key, value in where.items())]
+    chosen = [row for row in rows_where(rows, **where) if name in row]
     return [float("nan" if row[name] is None else row[name]) for row in sorted(chosen, key=_seed)]  # type: ignore[arg-type]
 
 
@@ -107,8 +107,8 @@ def curves(rows: Sequence[Row], at: str, name: str, **where: Any) -> tuple[list[
     import numpy as np
 
     at_place: dict[float, list[float]] = {}
-    for row in rows:
-        if row.get(name) is not None and all(row.get(key) == value for key, value in where.items()):
+    for row in rows_where(rows, **where):
+        if row.get(name) is not None:
             at_place.setdefault(float(row[at]), []).append(float(row[name]))  # type: ignore[arg-type]
     places = sorted(at_place)
     return (
