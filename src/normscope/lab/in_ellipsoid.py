@@ -127,8 +127,8 @@ def _steps_picture() -> "Figure":
     projected = norm.project(inputs)
     scaled = norm.scale(projected)
     stages = (inputs, projected, scaled, norm.affine(scaled))
-    figure = Figure(figsize=(14, 4), dpi=150)
-    figure.subplots_adjust(left=0.01, right=0.96, bottom=0.08, top=0.84, wspace=0.18)  # room for labels in space
+    figure = Figure(figsize=(14, 4.4), dpi=150)
+    figure.subplots_adjust(left=0.05, right=0.95, bottom=0.16, top=0.86, wspace=0.25)  # room for labels in space
     for place, (title, points) in enumerate(zip(STEPS, stages, strict=True), start=1):
         ax: Any = figure.add_subplot(1, 4, place, projection="3d")
         ax.scatter(*points.T, s=4, c=inputs[:, 0], cmap="viridis", alpha=0.8)
