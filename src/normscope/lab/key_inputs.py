@@ -58,11 +58,11 @@ def in_plane(keys: Floats) -> Floats:
     return np.asarray(keys @ helmert(keys.shape[-1]).T)
 
 
-def left_open(rows: Sequence[Any], **where: Any) -> str:
-    """How many keys rounding leaves undecided, if any: they do not count as unselectable."""
+def near_ties(rows: Sequence[Any], **where: Any) -> str:
+    """How many keys, if any, are within rounding of a tie: they do not count as unselectable."""
     chosen: list[Any] = rows_where(rows, **where)
-    keys, undecided = (sum(row[name] for row in chosen) for name in ("keys", "degenerate"))
-    return f"; {undecided:,} of {keys:,} verdicts left open" if undecided else ""
+    keys, near = (sum(row[name] for row in chosen) for name in ("keys", "degenerate"))
+    return f"; {near:,} of {keys:,} keys too near to a tie to count" if near else ""
 
 
 def as_array(x: Tensor) -> Floats:

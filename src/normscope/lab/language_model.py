@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from normscope.lab.byte_pairs import learned_pairs
 from normscope.lab.experiment import Cell, Finding, Row, Settings
 from normscope.lab.keep import Keep
-from normscope.lab.key_inputs import in_percent, in_plane, left_open, seen_by, shares, unselectable
+from normscope.lab.key_inputs import in_percent, in_plane, near_ties, seen_by, shares, unselectable
 from normscope.lab.loaders.files import place
 from normscope.lab.loaders.texts import text_files, whole_text
 from normscope.lab.statistics import paired_difference
@@ -142,7 +142,7 @@ class LanguageModelScaling(Trained):
             Finding(
                 "with scaling, every key before attention is selectable",
                 "0, 0, 0, 0 (layers 1 to 4)",
-                in_percent(share[VARIANTS[0], "output"]) + left_open(judged, variant=VARIANTS[0], at="output"),
+                in_percent(share[VARIANTS[0], "output"]) + near_ties(judged, variant=VARIANTS[0], at="output"),
                 max(share[VARIANTS[0], "output"]) == 0 and certified,
                 f"no unselectable key in any layer {rule}",
                 differences,
@@ -150,7 +150,7 @@ class LanguageModelScaling(Trained):
             Finding(
                 "trained without scaling, keys in every layer are unselectable",
                 "51.0%, 32.2%, 34.7%, 36.8%",
-                in_percent(share[VARIANTS[1], "output"]) + left_open(judged, variant=VARIANTS[1], at="output"),
+                in_percent(share[VARIANTS[1], "output"]) + near_ties(judged, variant=VARIANTS[1], at="output"),
                 min(share[VARIANTS[1], "output"]) > 0 and certified,
                 f"some in each layer, {rule}",
                 differences,
@@ -159,7 +159,7 @@ class LanguageModelScaling(Trained):
                 "with scaling, it is the norm that makes them selectable: its inputs are not",
                 "inputs 44.8%, 28.5%, 22.3%, 26.1%; outputs 0, 0, 0, 0",
                 f"inputs {in_percent(share[VARIANTS[0], 'input'])}; outputs {in_percent(share[VARIANTS[0], 'output'])}"
-                + left_open(judged, variant=VARIANTS[0]),
+                + near_ties(judged, variant=VARIANTS[0]),
                 min(share[VARIANTS[0], "input"]) > 0 and max(share[VARIANTS[0], "output"]) == 0 and certified,
                 f"some inputs and no outputs in each layer, {rule}",
                 differences,

@@ -76,12 +76,12 @@ class RandomKeys(Experiment):
         plain = {
             (channels, count): share for variant, channels, count, share in _shares(rows) if variant == VARIANTS[0]
         }
-        undecided = [_left_open(rows, variant) for variant in VARIANTS]
+        near = [_near_ties(rows, variant) for variant in VARIANTS]
         found = [
             Finding(
                 "with LayerNorm every key is selectable",
                 "0 everywhere",
-                f"largest share {max(normed):.3g}{undecided[1]}",
+                f"largest share {max(normed):.3g}{near[1]}",
                 max(normed) == 0 and certified,
                 "no run with an unselectable key in any cell, every verdict certified",
                 scale,
@@ -94,7 +94,7 @@ class RandomKeys(Experiment):
                     Finding(
                         f"without it, {claim}",
                         paper,
-                        f"shares from {min(shares):.2f} to {max(shares):.2f}{undecided[0]}",
+                        f"shares from {min(shares):.2f} to {max(shares):.2f}{near[0]}",
                         least <= min(shares) and max(shares) <= most and certified,
                         f"from {least:g} to {most:g} in all {len(shares)} cells, every verdict certified",
                         scale,
@@ -118,10 +118,10 @@ class RandomKeys(Experiment):
         return {"random-keys": figure}
 
 
-def _left_open(rows: Sequence[Row], variant: str) -> str:
-    """How many keys rounding leaves undecided, if any."""
+def _near_ties(rows: Sequence[Row], variant: str) -> str:
+    """How many keys, if any, are within rounding of a tie."""
     count = sum(int(row["degenerate_keys"] or 0) for row in rows if row["variant"] == variant)
-    return f"; {count:,} keys left open" if count else ""
+    return f"; {count:,} keys too near to a tie to count" if count else ""
 
 
 def _shares(rows: Sequence[Row]) -> list[tuple[Any, Any, Any, float]]:
