@@ -43,10 +43,11 @@ def keys(
     ] = At.heads,
     max_keys: Annotated[int | None, typer.Option(help="Only the first so many keys of each sequence.", min=1)] = None,
     causal: Annotated[
-        bool, typer.Option("--causal", help="Each key at its own position, against the keys up to it.")
+        bool, typer.Option("--causal", metavar="", help="Each key at its own position, against the keys up to it.")
     ] = False,
     reachable: Annotated[
-        bool, typer.Option("--reachable", help="Only by queries that the head can make, at the last position.")
+        bool,
+        typer.Option("--reachable", metavar="", help="Only by queries that the head can make, at the last position."),
     ] = False,
     certificates: Annotated[
         Path | None, typer.Option("-o", "--certificates", help="Write all certificates here, for verify: .zip.")
