@@ -6,9 +6,10 @@
 
 from collections.abc import Iterator
 from functools import wraps
+from typing import Any
 
 import pytest
-from hypothesis import is_hypothesis_test, settings
+from hypothesis import settings
 
 settings.register_profile("same", deadline=None, derandomize=True, database=None)
 settings.register_profile("fresh", deadline=None, derandomize=False, database=None, print_blob=True)
@@ -17,7 +18,7 @@ settings.load_profile("same")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if is_hypothesis_test(getattr(item, "obj", None)):
+        if hasattr(getattr(item, "obj", None), "hypothesis"):
             item.add_marker("property")
 
 
@@ -48,7 +49,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _counts.append(sum(count for name, count in report.user_properties if name == "examples"))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: Any) -> None:
     if any(_counts):
         terminalreporter.write_line(f"{sum(_counts):,} examples in {sum(map(bool, _counts)):,} property tests")
 
