@@ -21,6 +21,7 @@ from folding_models import folding_model
 from normscope.benchmarks.fold import QUICK, run
 from normscope.cli.fold import fold as fold_command
 from normscope.data import bundled_model
+from normscope.files import new_folder
 from normscope.models.load import load_model
 from normscope.report.tables import tables
 from normscope.rewrite import storage, weights
@@ -177,6 +178,42 @@ def test_a_failure_while_writing_leaves_nothing(checkpoint, monkeypatch, tmp_pat
     with pytest.raises(OSError, match=r"folded can't be written: No space left on device$"):
         fold_checkpoint(checkpoint, tmp_path / "folded")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+WRITES_UNTIL_KILLED = """
+import sys, time
+from pathlib import Path
+from normscope.files import new_folder
+with new_folder(Path(sys.argv[1]) / "new") as folder:
+    (folder / "part").mkdir()
+    (folder / "part" / "weights").write_bytes(bytes(100))
+    print(folder.name, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_folders_of_killed_processes_are_removed_by_the_next_run_and_no_others(checkpoint, tmp_path):
+    place = tmp_path / "place"
+    place.mkdir()
+    start = [sys.executable, "-c", WRITES_UNTIL_KILLED, str(place)]
+    killed, running = (subprocess.Popen(start, stdout=subprocess.PIPE, text=True) for _ in range(2))
+    try:
+        left, busy = (process.stdout.readline().strip() for process in (killed, running))
+        killed.kill()
+        killed.wait()
+        others = [".normscope-folder-mine", ".normscope-folder-a.lock", ".normscope-folder-a", ".normscope-b"]
+        for name in others:  # named like ours, without our mark
+            (place / name).mkdir() if not name.endswith(".lock") else (place / name).write_text("mine")
+        assert (place / left / "part" / "weights").is_file()
+        save_folding(fold(load_model(checkpoint)), place / "folded")
+        assert sorted(path.name for path in place.iterdir()) == sorted([busy, f"{busy}.lock", "folded", *others])
+    finally:
+        for process in (killed, running):
+            process.kill()
+            process.communicate()
+    with new_folder(place / "empty"):
+        pass
+    assert sorted(path.name for path in place.iterdir()) == sorted(["empty", "folded", *others])
 
 
 def test_what_exists_is_never_replaced(checkpoint, tmp_path):

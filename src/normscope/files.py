@@ -1,13 +1,21 @@
-"""Files that appear whole or not at all, and never in place of another without being asked."""
+"""Files and folders that appear whole or not at all, and never in place of another without being asked."""
 
 import io
 import os
+import shutil
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normscope.checks import first_line
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: nothing is locked there, so nothing of a killed process is removed
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,6 +24,9 @@ if TYPE_CHECKING:
 PICTURES = (".pdf", ".png", ".svg")
 PAGES = (".html", ".htm")
 UNFINISHED = ".normscope-"  # how the names of files begin that are being written
+FOLDER = f"{UNFINISHED}folder-"  # and those of folders,
+LOCK = ".lock"  # each with a file beside it that ends so, locked as long as its process runs,
+MARK = b"normscope: the folder beside this file is being written\n"  # and says so
 
 
 def require_writable(path: Path, *, force: bool, endings: tuple[str, ...]) -> None:
@@ -55,6 +66,75 @@ def write_whole(content: bytes, path: Path) -> None:
             raise
     except OSError as error:  # it would name the temporary file, which nobody knows
         raise OSError(f"{path} can't be written: {error.strerror}") from None
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder that gets its name when all in it is there, and is gone if that fails.
+
+    A process that is killed leaves it behind under a temporary name; the next folder in the same place removes it.
+
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     with new_folder(Path(place) / "new") as folder:
+    ...         _ = (folder / "text").write_text("whole")
+    ...     os.listdir(place), os.listdir(Path(place) / "new")
+    (['new'], ['text'])
+    """
+    try:
+        _remove_unfinished(target.parent)
+        handle, lock = _locked_file(target.parent)
+        folder = lock.with_suffix("")
+        try:
+            folder.mkdir()
+            yield folder
+            folder.rename(target)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            lock.unlink(missing_ok=True)
+            os.close(handle)
+    except OSError as error:  # it would name the temporary folder, which nobody knows
+        raise OSError(f"{target} can't be written: {error.strerror or first_line(error)}") from None
+
+
+def _locked_file(place: Path) -> tuple[int, Path]:
+    """A new file beside which a folder can be written: locked until the process closes it or ends, however it ends."""
+    while True:
+        handle, name = tempfile.mkstemp(dir=place, prefix=FOLDER, suffix=LOCK)
+        if _lock(handle) is not False and os.path.exists(name):  # else another process took it for a leftover
+            os.write(handle, MARK)
+            return handle, Path(name)
+        os.close(handle)
+
+
+def _remove_unfinished(place: Path) -> None:
+    """Remove the folders that killed processes were writing here: not those of processes that still run."""
+    for lock in place.glob(f"{FOLDER}*{LOCK}"):
+        try:
+            handle = os.open(lock, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+        except OSError:  # a link, of another user, or gone by now
+            continue
+        try:
+            ours = os.read(handle, len(MARK) + 1) in (MARK, b"")  # empty: killed as soon as it began
+            if ours and _lock(handle):
+                folder = lock.with_suffix("")
+                shutil.rmtree(folder, ignore_errors=True)  # which does not follow links
+                if not folder.exists():
+                    lock.unlink(missing_ok=True)
+        finally:
+            os.close(handle)
+
+
+def _lock(handle: int) -> bool | None:
+    """Lock a file until it is closed: whether that worked, None where files can't be locked."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
 
 
 def npz_arrays(content: bytes, name: str) -> "dict[str, NDArray[Any]]":

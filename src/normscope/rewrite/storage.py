@@ -11,9 +11,7 @@ model with RMSNorm modules is none that its config.json could describe: it is wr
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.checks import first_line
+from normscope.files import new_folder
 from normscope.models.architecture import stored_names
 from normscope.models.checkpoint import CheckpointError, open_checkpoint
 from normscope.models.float64_run import floats
@@ -94,7 +92,7 @@ def save_folding(folding: Folding, target: Path, source: Path | None = None) -> 
     if not folding.certificate.holds:
         raise NotTheSameError(folding)
     require_new_folder(target)
-    with _new_folder(target) as folder:
+    with new_folder(target) as folder:
         for path, name in _texts(source):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, folder / name)
@@ -104,6 +102,7 @@ def save_folding(folding: Folding, target: Path, source: Path | None = None) -> 
             folding = _write_weights(folding, folder, source)
         text = json.dumps(folding.to_dict(), indent=2, allow_nan=False)
         (folder / "folding.json").write_text(f"{text}\n", encoding="utf-8")
+        _give_usual_rights(folder)
     return folding
 
 
@@ -130,21 +129,6 @@ def _write_program(folding: Folding, folder: Path) -> None:
     with torch.no_grad():
         outputs = load_program(folder / "model.pt2")(*args, **kwargs)
     _require_same_outputs(folding, floats(outputs))
-
-
-@contextmanager
-def _new_folder(target: Path) -> Iterator[Path]:
-    """A folder that gets its name when all in it is there, and is gone if that fails."""
-    folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=".normscope-"))
-    try:
-        yield folder
-        _give_usual_rights(folder)
-        folder.rename(target)
-    except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError):  # it would name the temporary folder, which nobody knows
-            raise OSError(f"{target} can't be written: {error.strerror or first_line(error)}") from None
-        raise
 
 
 def _give_usual_rights(folder: Path) -> None:
