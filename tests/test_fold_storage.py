@@ -25,9 +25,10 @@ from normscope.files import new_folder
 from normscope.models.load import load_model
 from normscope.report.tables import tables
 from normscope.rewrite import storage, weights
+from normscope.rewrite.certificate import difference, outputs_of
 from normscope.rewrite.fold import fold
 from normscope.rewrite.program import load_program
-from normscope.rewrite.storage import fold_checkpoint, save_folding, stored_dtype
+from normscope.rewrite.storage import NotTheSameError, fold_checkpoint, save_folding, stored_dtype
 
 
 def command(*arguments):
@@ -95,7 +96,70 @@ def test_a_program_runs_without_the_model_and_for_other_lengths(checkpoint, tmp_
         result = program(**{**folding.example[1], "input_ids": ids})["last_hidden_state"]
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
     assert folding.replaced == ("embeddings.LayerNorm",)
+    assert (folding.certificate.read_back, folding.program.fixed) == (True, ())
     assert "forward" not in vars(folding.model)
+
+
+class TokenByToken(torch.nn.Module):
+    """A model whose code loops over tokens, as recurrent models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.norm = torch.nn.Embedding(9, 4), torch.nn.LayerNorm(4)
+
+    def forward(self, ids):
+        x, total = self.norm(self.table(ids)), 0.0
+        for token in range(ids.shape[1]):
+            total = total + x[:, token]
+        return total
+
+
+def test_a_program_of_one_length_says_so_and_which_line_of_the_model_is_the_reason(tmp_path):
+    folding = save_folding(fold(TokenByToken(), torch.zeros(2, 5).long(), rms=True), tmp_path / "program")
+    (fixed,) = folding.program.fixed
+    assert (dict(folding.program.inputs), fixed.input, fixed.axis, fixed.size) == ({"ids": "any × 5"}, "ids", 1, 5)
+    assert "fixes it: for token in range(ids.shape[1])" in fixed.reason
+    described = json.loads((tmp_path / "program" / "folding.json").read_text(encoding="utf-8"))
+    jsonschema.validate(described, schema("fold"), cls=jsonschema.Draft202012Validator)
+    assert described["program"]["fixed"][0]["reason"] == fixed.reason
+    assert any("takes ids with 5 tokens only: test_fold_storage.py, line" in str(part) for part in tables(folding))
+
+
+def test_the_size_of_images_is_that_of_the_example(tmp_path):
+    folding = save_folding(fold(folding_model("vit", layers=1), rms=True), tmp_path / "program")
+    assert dict(folding.program.inputs) == {"pixel_values": "any × 3 × 8 × 8"}
+    assert folding.program.fixed == ()
+
+
+def test_the_certificate_is_of_the_written_file_and_not_only_of_the_rewrite_before_rounding(tmp_path):
+    model = folding_model("qwen3", layers=1).bfloat16()
+    model.save_pretrained(tmp_path / "model")
+    before = fold(model).certificate
+    folding = fold_checkpoint(tmp_path / "model", tmp_path / "folded")
+    found = folding.certificate
+    assert (before.read_back, found.read_back, found.holds) == (False, True, True)
+    assert found.rewrite_difference < 1e-13
+    original, folded = (
+        outputs_of(load_model(tmp_path / name, dtype="float64"), folding.example) for name in ("model", "folded")
+    )
+    assert found.written_difference == pytest.approx(difference(folded, original), rel=0.01)
+    assert found.written_difference > 1e-4
+    assert 0.1 < found.written_difference / found.rounding_difference < 10
+    described = json.loads((tmp_path / "folded" / "folding.json").read_text(encoding="utf-8"))["certificate"]
+    assert described["written_difference"] == found.written_difference
+    table = next(part for part in tables(folding) if "Folded against" in str(getattr(part, "title", "")))
+    assert list(table.columns[0].cells)[:2] == [
+        "in float64: folded weights before rounding to bfloat16",
+        "in float64: written file, read back (bfloat16)",
+    ]
+
+
+def test_a_written_file_that_rounding_does_not_explain_is_refused(checkpoint, monkeypatch, tmp_path):
+    honest = storage.evaluate
+    monkeypatch.setattr(storage, "evaluate", lambda *given: [1.01 * values for values in honest(*given)])
+    with pytest.raises(NotTheSameError, match=r"1.0e-02 as stored in float32, where rounding explains \S+e-0[678]\)"):
+        fold_checkpoint(checkpoint, tmp_path / "folded")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_a_program_runs_with_torch_alone(tmp_path):

@@ -45,7 +45,7 @@ def row_of(architecture, name):
 
     folding = fold(folding_model(architecture), *folding_inputs(architecture))
     with tempfile.TemporaryDirectory() as folder:
-        save_folding(folding, Path(folder) / "folded")
+        folding = save_folding(folding, Path(folder) / "folded")
     kept: dict[str, list[str]] = {}
     for verdict in folding.verdicts:
         for part, decision in (("mean", verdict.centring), ("affine", verdict.affine)):
@@ -60,7 +60,9 @@ def row_of(architecture, name):
         "after_look_up": centring.count("after look-up"),
         "affine": sum(verdict.affine.what == "folded" for verdict in folding.verdicts),
         "kept": {reason: len(norms) for reason, norms in kept.items()},
-        "float64_difference": folding.certificate.float64_difference,
+        "rewrite_difference": folding.certificate.rewrite_difference,
+        "written_difference": folding.certificate.written_difference,
+        "rounding_difference": folding.certificate.rounding_difference,
         "float32_difference": folding.certificate.difference,
         "original_error": folding.certificate.original_error,
         "argmax_agreement": folding.certificate.argmax_agreement,
@@ -75,15 +77,18 @@ def general(reason: str) -> str:
 
 def table(rows) -> str:
     lines = [
-        "| model | norms | centred | gain 1 | float64 difference | float32 difference (original's own error) | kept |",
-        "|---|---|---|---|---|---|---|",
+        "| model | norms | centred | gain 1 | rewrite, before rounding | written file (rounding alone) | "
+        "both in float32 (original's own error) | kept |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         later = f" (+{row['after_look_up']} after look-up)" if row["after_look_up"] else ""
         centred = f"{row['centred']}{later}" if row["subtract_means"] else "–"
         kept = "; ".join(f"{count} × {reason}" for reason, count in row["kept"].items()) or "nothing"
         apart = f"{row['float32_difference']:.0e} ({row['original_error']:.0e})"
-        cells = (row["model"], row["norms"], centred, row["affine"], f"{row['float64_difference']:.0e}", apart, kept)
+        written = f"{row['written_difference']:.0e} ({row['rounding_difference']:.0e})"
+        exact = f"{row['rewrite_difference']:.0e}"
+        cells = (row["model"], row["norms"], centred, row["affine"], exact, written, apart, kept)
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
@@ -21,13 +22,12 @@ CHECKS = {"_assert_tensor_metadata"}  # of dtypes, which are others here
 
 
 def evaluate(
-    graph: ModelGraph, stored: Callable[[str], Tensor], watch: Callable[[Node, Tensor], None] | None = None
+    program: ExportedProgram, stored: Callable[[str], Tensor], watch: Callable[[Node, Tensor], None] | None = None
 ) -> list[Tensor]:
     """The floating-point outputs of the traced call on its own inputs, with stored tensors by their names.
 
     Who watches is told the value of every node, in the order in which they run.
     """
-    program = graph.program
     inputs: list[Any] = []
     given = iter(pytree.tree_leaves(program.example_inputs))
     for spec in program.graph_signature.input_specs:

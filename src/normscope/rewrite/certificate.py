@@ -1,42 +1,56 @@
 """What shows that two models are one function: outputs on inputs, and identities of weights that need no inputs.
 
-    float64     max |folded − original| / max |original| over each output of the model and of its norms, everything in
-                float64: at most 1e-9
-    deployed    the same in the model's own dtype, beside the error that the original makes there by itself
+    rewrite     max |folded − original| / max |original| over each output of the model and of its norms, everything in
+                float64, folded weights not yet rounded to the dtype in which they are stored: at most 1e-9
+    written     the same of the stored weights, over the outputs of the model: at most 1e-9 + 10 × rounding
+    rounding    the same of the original, each of the tensors that folding changed rounded once more to its dtype
+    deployed    both models in their own dtype, beside the error that the original makes there by itself
     algebra     Π W′ = W′ for every centred W′;  Π W′diag(g′) = Π W diag(g),  Π(f·W′b′ + c′) = Π(f·W b + c)  for readers
 
 The algebra is checked on the weights as they were and as they are, not by the code that computed them.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from normscope.checks import first_line
-from normscope.models.float64_run import floats
+from normscope.models.float64_run import evaluate, floats
 from normscope.rewrite.plan import Plan, Taken, TakenBy
 from normscope.rewrite.results import Certificate, Example
+from normscope.rewrite.tensors import StoredTensors
 
 ALGEBRA = 1e-11  # relative to the largest number that goes into an identity
+TRIES = 3  # of rounding the original
 
 
 def certify(
-    outputs: tuple[list[Tensor], list[Tensor]],
+    outputs: tuple[list[Tensor], list[Tensor], list[Tensor]],
     of_norms: tuple[list[Tensor], list[Tensor]],
+    rounding: float,
     models: tuple[nn.Module, nn.Module],
     example: Example,
     identities: list[tuple[str, bool]],
 ) -> Certificate:
-    """The certificate for (original, folded) models, given outputs in float64, and those of norms, and identities."""
-    (reference, folded_reference), (norms, folded_norms) = outputs, of_norms
+    """The certificate for (original, folded) models.
+
+    Given are outputs in float64, of the original, of the folded weights before they are rounded and as they are stored;
+    those of norms of the first two; what rounding does to the original; and identities.
+    """
+    (reference, unrounded, stored), (norms, folded_norms) = outputs, of_norms
     original, folded = (outputs_of(model, example) for model in models)
     return Certificate(
         inputs=_described(example),
-        float64_difference=difference(folded_reference + folded_norms, reference + norms),
         dtype=_dtype(models[1]),
+        rewrite_difference=difference(unrounded + folded_norms, reference + norms),
+        written_difference=difference(stored, reference),
+        rounding_difference=rounding,
+        read_back=False,
         difference=difference(folded, original),
         original_error=difference(original, reference),
         folded_error=difference(folded, reference),
@@ -44,6 +58,40 @@ def certify(
         identities=len(identities),
         broken=tuple(words for words, holds in identities if not holds),
     )
+
+
+def rounding_difference(
+    program: ExportedProgram, tensors: StoredTensors, changed: Collection[str], reference: list[Tensor]
+) -> float:
+    """How far the outputs of a model move, in float64, if some of its tensors are rounded once more to their dtype.
+
+    The largest of a few tries, so that no lucky one is taken for what rounding does.
+    """
+    seeds = {tensors.first_name(name): seed for seed, name in enumerate(changed)}
+
+    def rounded(name: str, number: int) -> Tensor:
+        values, first = tensors.in_float64(name), tensors.first_name(name)
+        if first not in seeds:
+            return values
+        random = torch.Generator().manual_seed(TRIES * seeds[first] + number)  # the same whenever it is asked for
+        return rounded_once_more(values, tensors[name].dtype, random)
+
+    tries = [
+        difference(evaluate(program, partial(rounded, number=number)), reference)
+        for number in range(TRIES if seeds else 0)
+    ]
+    return float(torch.tensor([0.0, *tries], dtype=torch.float64).max())  # NaN if one of them is
+
+
+def rounded_once_more(values: Tensor, dtype: torch.dtype, random: torch.Generator) -> Tensor:
+    """Numbers of a dtype, each with the rounding error of another number of its size: round(f·w)/f, f from [½, 1).
+
+    >>> rounded = rounded_once_more(torch.ones(1000).double(), torch.bfloat16, torch.Generator().manual_seed(0))
+    >>> 1 / 512 < float((rounded - 1).abs().max()) <= 1 / 256
+    True
+    """
+    factors = 0.5 + 0.5 * torch.rand(values.shape, generator=random, dtype=torch.float64)
+    return (values * factors).to(dtype).double() / factors
 
 
 def outputs_of(model: nn.Module, example: Example) -> list[Tensor]:

@@ -19,10 +19,10 @@ from normscope.models.examples import example_inputs as generated_inputs
 from normscope.models.find import find_alone
 from normscope.models.float64_run import evaluate
 from normscope.models.graph import GraphError, ModelGraph, trace
-from normscope.rewrite.certificate import certify, difference, identities
+from normscope.rewrite.certificate import certify, difference, identities, rounding_difference
 from normscope.rewrite.places import Watch
 from normscope.rewrite.plan import Plan
-from normscope.rewrite.results import AFTER_LOOKUP, FOLDED, LARGEST_DIFFERENCE, Decision, Folding, Verdict
+from normscope.rewrite.results import AFTER_LOOKUP, FOLDED, LARGEST_DIFFERENCE, Decision, Float64, Folding, Verdict
 from normscope.rewrite.rms import Replaced, replace_norms
 from normscope.rewrite.tensors import StoredTensors
 from normscope.rewrite.untie import give_copies, ties
@@ -58,14 +58,14 @@ def fold(
     inventory = find_alone(model)  # its calls are held against it below, in the model's own run
     graph = _traced(model, example, generated=not example_inputs)
     original = Watch(graph, inventory.values())
-    before = evaluate(graph, StoredTensors(model).in_float64, original)
+    before = evaluate(graph.program, StoredTensors(model).in_float64, original)
     folded = _copy(model)
     tied = ties(model, graph)
     tensors, folded_graph = StoredTensors(model), graph
     if untie and tied:
         give_copies(folded, tied)
         tensors, folded_graph = StoredTensors(folded), trace(folded, example)
-        if not difference(evaluate(folded_graph, tensors.in_float64), before) <= LARGEST_DIFFERENCE:
+        if not difference(evaluate(folded_graph.program, tensors.in_float64), before) <= LARGEST_DIFFERENCE:
             raise ValueError(f"{type(model).__name__} computes something else without its ties: fold it with them")
     plan = decide(folded, tensors, folded_graph, inventory.values(), original.mistaken)
     weights = FoldedWeights(model, plan, tensors)
@@ -77,15 +77,17 @@ def fold(
         replaced = replace_norms(folded, folded_graph, plan, inventory.values(), weights)
         folded_graph = trace(folded, example)
     rewritten = Watch(folded_graph, inventory.values(), plan.taken)
-    after = evaluate(folded_graph, (replaced or weights).__getitem__, rewritten)
+    after = evaluate(folded_graph.program, (replaced or weights).__getitem__, rewritten)
+    stored = evaluate(folded_graph.program, StoredTensors(folded).in_float64)
     return Folding(
         model=folded,
         name=name or type(model).__name__,
         verdicts=plan.verdicts if replaced is None else tuple(_with_look_ups(plan, replaced)),
         changed=changed,
         certificate=certify(
-            (before, after),
+            (before, after, stored),
             (original.outputs(), rewritten.outputs()),
+            rounding_difference(graph.program, StoredTensors(model), changed, before),
             (model, folded),
             graph.program.example_inputs,
             checked,
@@ -97,6 +99,7 @@ def fold(
         rms=rms,
         replaced=() if replaced is None else replaced.norms,
         centred_look_ups=() if replaced is None else replaced.look_ups,
+        float64=Float64(folded_graph.program, before),
     )
 
 

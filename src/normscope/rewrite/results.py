@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
+    from torch.export import ExportedProgram
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 LARGEST_DIFFERENCE = 1e-9  # in float64, relative to the largest value of an output
+MORE_THAN_ROUNDING = 10  # times what rounding does to the original: stored weights may differ by that
 FOLDED, AFTER_LOOKUP, KEPT, NOTHING = "folded", "after look-up", "kept", "nothing to fold"
 
 Example = tuple[tuple[Any, ...], Mapping[str, Any]]  # arguments and keyword arguments of a call
@@ -46,11 +48,17 @@ class Tie:
 
 @dataclass(frozen=True)
 class Certificate:
-    """How far a folded model is from the original. Differences are relative to the largest value of an output."""
+    """How far a folded model is from the original. Differences are relative to the largest value of an output.
+
+    The first three are between models that are run in float64 throughout, so that only their weights make a difference.
+    """
 
     inputs: str  # what both were run on
-    float64_difference: float
     dtype: str  # in which the folded model is stored
+    rewrite_difference: float  # of the folded weights before they are rounded to this dtype,
+    written_difference: float  # of the folded weights as they are stored in it,
+    rounding_difference: float  # beside what rounding does to the original: its own weights, rounded once more
+    read_back: bool  # whether the stored weights are those of the written file, read from disk
     difference: float  # between folded and original model in this dtype,
     original_error: float  # beside what rounding does to the original
     folded_error: float  # and to the folded model, both measured against the original in float64
@@ -60,13 +68,41 @@ class Certificate:
 
     @property
     def holds(self) -> bool:
-        """Whether the two are the same function, as far as this shows."""
+        """Whether the rewrite is the same function, and rounding explains how far the stored weights are from it."""
         runs = math.isfinite(self.folded_error) or not math.isfinite(self.original_error)
-        return self.float64_difference <= LARGEST_DIFFERENCE and not self.broken and runs
+        explained = LARGEST_DIFFERENCE + MORE_THAN_ROUNDING * self.rounding_difference
+        exact = self.rewrite_difference <= LARGEST_DIFFERENCE and not self.broken
+        return exact and self.written_difference <= explained and runs
 
     def to_dict(self) -> dict[str, Any]:
         fields = {key: _finite(value) for key, value in asdict(self).items()}
         return {**fields, "broken": list(self.broken), "holds": self.holds}
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """An axis of an input of a program that takes the size of the example only."""
+
+    input: str
+    axis: int
+    size: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """What an exported program takes."""
+
+    inputs: Mapping[str, str]  # by name: the shape, such as "any × 8", "any × up to 64"
+    fixed: tuple[FixedSize, ...]  # axes of batch and length that are not any
+
+
+@dataclass(frozen=True, eq=False)
+class Float64:
+    """A traced call of a folded model, and what the original answers to it in float64."""
+
+    program: ExportedProgram
+    outputs: list[Tensor]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -81,11 +117,13 @@ class Folding:
     tied: tuple[Tie, ...]  # tables that were left as they are because a head shares them
     untied: tuple[Tie, ...]  # those whose head has a copy now
     example: Example  # what it was traced and certified on
+    float64: Float64 = field(repr=False)  # the same, to measure what is read back from disk
     not_run: tuple[str, ...] = ()  # modules that the traced call does not use: nothing is known about them
     rms: bool = False  # whether it has RMSNorm modules in place of its own
     replaced: tuple[str, ...] = ()  # norms that are RMSNorm modules now
     centred_look_ups: tuple[str, ...] = ()  # modules whose output loses its mean
     left_out: tuple[str, ...] = ()  # tensors of the checkpoint that are no part of the model
+    program: Program | None = None  # what the written program takes; None where none was written
 
     @property
     def folded(self) -> dict[str, str]:
@@ -113,6 +151,7 @@ class Folding:
             "replaced": list(self.replaced),
             "centred_look_ups": list(self.centred_look_ups),
             "left_out": list(self.left_out),
+            "program": None if self.program is None else asdict(self.program),
             "certificate": self.certificate.to_dict(),
         }
 
@@ -128,7 +167,8 @@ class Folding:
         return (
             f"Folding({self.name}: of {len(self.verdicts)} norms {centred} centred, {affine} with gain 1; "
             f"{'certified' if self.certificate.holds else 'NOT the same function'}, "
-            f"float64 difference {self.certificate.float64_difference:.1e})"
+            f"in float64 {self.certificate.rewrite_difference:.1e} before rounding, "
+            f"{self.certificate.written_difference:.1e} as stored in {self.certificate.dtype})"
         )
 
 

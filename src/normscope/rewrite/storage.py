@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from normscope.files import new_folder
 from normscope.models.architecture import stored_names
 from normscope.models.checkpoint import CheckpointError, open_checkpoint
-from normscope.models.float64_run import floats
+from normscope.models.float64_run import evaluate, floats
 from normscope.models.load import DTYPES, load_model, quiet
 from normscope.rewrite.certificate import difference, outputs_of
 from normscope.rewrite.fold import fold
-from normscope.rewrite.program import load_program, save_program
+from normscope.rewrite.program import as_function, open_program, save_program, stored_in
 from normscope.rewrite.results import Folding
 from normscope.rewrite.tensors import StoredTensors
 
@@ -39,9 +39,13 @@ class NotTheSameError(Exception):
     """The certificate does not hold; nothing was written. `folding` says what was found."""
 
     def __init__(self, folding: Folding) -> None:
-        difference = folding.certificate.float64_difference
-        broken = "".join(f"; not so: {words}" for words in folding.certificate.broken[:1])
-        super().__init__(f"the folded model is not the same function (float64 difference {difference:.1e}{broken})")
+        found = folding.certificate
+        broken = "".join(f"; not so: {words}" for words in found.broken[:1])
+        super().__init__(
+            f"the folded model is not the same function (in float64: {found.rewrite_difference:.1e} before rounding, "
+            f"{found.written_difference:.1e} as stored in {found.dtype}, where rounding explains "
+            f"{found.rounding_difference:.1e}{broken})"
+        )
         self.folding = folding
 
 
@@ -87,7 +91,8 @@ def stored_dtype(source: Path) -> str:
 def save_folding(folding: Folding, target: Path, source: Path | None = None) -> Folding:
     """Write a folded model to a new folder, with the small files of the one that it came from.
 
-    What is returned knows in addition which tensors of that one are no part of the model.
+    What is returned knows in addition which tensors of that one are no part of the model, what a program takes, and how
+    far the file, read back from disk and run in float64, is from the original.
     """
     if not folding.certificate.holds:
         raise NotTheSameError(folding)
@@ -96,10 +101,9 @@ def save_folding(folding: Folding, target: Path, source: Path | None = None) -> 
         for path, name in _texts(source):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, folder / name)
-        if folding.rms:
-            _write_program(folding, folder)
-        else:
-            folding = _write_weights(folding, folder, source)
+        folding = _write_program(folding, folder) if folding.rms else _write_weights(folding, folder, source)
+        if not folding.certificate.holds:
+            raise NotTheSameError(folding)
         text = json.dumps(folding.to_dict(), indent=2, allow_nan=False)
         (folder / "folding.json").write_text(f"{text}\n", encoding="utf-8")
         _give_usual_rights(folder)
@@ -120,15 +124,25 @@ def _write_weights(folding: Folding, folder: Path, source: Path | None) -> Foldi
         raise ValueError(f"{type(model).__name__} can't be stored {what}: {reason}") from None
     _require_same_tensors(loaded, model)
     _require_same_outputs(folding, outputs_of(loaded, folding.example))
+    folding = _read_back(folding, evaluate(folding.float64.program, StoredTensors(loaded).in_float64))
     return folding if source is None else replace(folding, left_out=_left_out(source, folder, model))
 
 
-def _write_program(folding: Folding, folder: Path) -> None:
-    save_program(folding.model, folding.example, folder / "model.pt2")
+def _write_program(folding: Folding, folder: Path) -> Folding:
+    takes = save_program(folding.model, folding.example, folder / "model.pt2")
     args, kwargs = folding.example
+    program = open_program(folder / "model.pt2")
     with torch.no_grad():
-        outputs = load_program(folder / "model.pt2")(*args, **kwargs)
+        outputs = as_function(program)(*args, **kwargs)
     _require_same_outputs(folding, floats(outputs))
+    return _read_back(replace(folding, program=takes), evaluate(program, stored_in(program)))
+
+
+def _read_back(folding: Folding, outputs: list[Tensor]) -> Folding:
+    """With what a file that was read from disk gives in float64."""
+    apart = difference(outputs, folding.float64.outputs)
+    measured = replace(folding.certificate, written_difference=apart, read_back=True)
+    return replace(folding, certificate=measured)
 
 
 def _give_usual_rights(folder: Path) -> None:

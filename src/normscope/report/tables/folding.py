@@ -57,8 +57,11 @@ def _certificate(result: Folding) -> Table:
     found = result.certificate
     table = new_table(f"Folded against original, on {found.inputs}", "relative to the largest output", "what")
     table.add_column("measured", justify="right")
-    table.add_row("difference in float64 throughout", f"{found.float64_difference:.1e}")
-    table.add_row(f"difference in {found.dtype}", f"{found.difference:.1e}")
+    stored = "written file, read back" if found.read_back else "folded weights as stored, not yet written"
+    table.add_row(f"in float64: folded weights before rounding to {found.dtype}", f"{found.rewrite_difference:.1e}")
+    table.add_row(f"in float64: {stored} ({found.dtype})", f"{found.written_difference:.1e}")
+    table.add_row("in float64: original, its weights rounded once more", f"{found.rounding_difference:.1e}")
+    table.add_row(f"both in {found.dtype}", f"{found.difference:.1e}")
     table.add_row(f"rounding error of the original in {found.dtype}", f"{found.original_error:.1e}")
     table.add_row(f"rounding error of the folded model in {found.dtype}", f"{found.folded_error:.1e}")
     if found.argmax_agreement is not None:
@@ -81,6 +84,13 @@ def _sentences(result: Folding) -> list[str]:
         words.append(f"The traced call does not use {names}: what these would read or write is not covered.")
     if result.rms:
         words.append(f"{len(result.replaced)} norms are RMSNorm modules now.")
+    if result.program is not None:
+        takes = ", ".join(f"{name} {shape}" for name, shape in result.program.inputs.items())
+        words.append(f"The program takes {takes}.")
+        words += [
+            f"It takes {part.input} with {part.size} {'tokens' if part.axis else 'rows'} only: {part.reason}."
+            for part in result.program.fixed
+        ]
     words += [f"What {name} looks up is centred." for name in result.centred_look_ups]
     if result.left_out:
         words.append(
