@@ -55,7 +55,7 @@ def test_every_architecture_goes_to_disk_and_back_as_the_same_function(architect
     assert folding.certificate.folded_error < 10 * folding.certificate.original_error
     assert folding.certificate.argmax_agreement == 1.0
     assert all(torch.equal(model.state_dict()[name], values) for name, values in before.items())
-    save_folding(folding, tmp_path / "folded")
+    folding = save_folding(folding, tmp_path / "folded")
     loaded = type(model).from_pretrained(tmp_path / "folded").eval()
     args, kwargs = folding.example
     with torch.no_grad():
