@@ -150,7 +150,7 @@ LARGE = [
     ("groups", "channels", "project"), [(1, 40, True), (9, 3, True), (2, 33, False), (8, 4, False)]
 )
 def test_inputs_whose_squares_overflow_or_vanish(dtype, size_of_x, groups, channels, project):
-    """In one row; the others are ordinary. The reference: float64 and inputs of ordinary size, as eps is nothing then."""
+    """In one of three rows. The reference: float64, with inputs and eps in units of the large ones."""
     x, gain, bias = drawn(3, groups * channels, torch.float64)
     x, gain, bias = x / 16, gain.to(dtype), bias.to(dtype)
     x[1] *= size_of_x

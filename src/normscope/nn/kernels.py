@@ -192,7 +192,7 @@ def group_forward(  # type: ignore[no-untyped-def]
         return context.make_tuple(builder, signature.return_type, answers)
 
     number = _number(kind)
-    both = types.Tuple((number, types.int64))
+    both = types.Tuple((number, types.int64))  # type: ignore[no-untyped-call]
     return both(*(types.intp,) * 5, number, types.intp, types.float64, kind, project, scale), write
 
 

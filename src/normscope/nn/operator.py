@@ -206,7 +206,7 @@ class _Passes:
         return vector if size == room else pad(vector, (0, room - size))
 
     def spare(self, size: int) -> Tensor | None:
-        """Room for the last channels, where they are fewer than are worked on at a time; zeros, which can't overflow."""
+        """Room for the last channels, where they are fewer than are worked on at a time: zeros can't overflow."""
         return torch.zeros(3 * self.together, dtype=self.dtype) if size % self.together else None
 
 
