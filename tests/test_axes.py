@@ -1,11 +1,13 @@
+import mpmath
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 
 from normscope import Norm
 from oracles import dense_factor
-from strategies import norms
+from strategies import norms, seeds
 from test_lengths import EDGE_CASES, EXTREME_CASES
 
 RNG = np.random.default_rng(7)
@@ -26,6 +28,74 @@ def test_axes_are_orthonormal_and_orthogonal_to_the_dead_directions(gain):
     everything = np.concatenate([axes, dead], axis=1)
     assert everything.shape == (ellipsoid.size, ellipsoid.size)
     assert np.abs(everything.T @ everything - np.eye(ellipsoid.size)).max() <= 1e-13
+
+
+def gains_over_decades(rng, size, decades, kind):
+    """Signed gains spread evenly over 10^±decades: distinct, with ties, with zeros, with both, or two by two."""
+    gain = 10.0 ** rng.uniform(-decades, decades, size) * rng.choice([-1, 1], size)
+    if "tied" in kind:
+        gain[rng.permutation(size)[: size // 2]] *= 0.0
+        gain = np.where(gain == 0.0, gain[np.argmax(np.abs(gain))] * rng.choice([-1, 1], size), gain)
+    if "zero" in kind:
+        gain *= rng.random(size) < 0.7
+    if "pairs" in kind:
+        gain[1::2] = gain[: size // 2 * 2 : 2] * (1 + rng.choice([1e-15, 1e-8, 1e-2, 1.0], size // 2))
+    return gain
+
+
+SPREAD_KINDS = ["distinct", "tied", "zero", "tied and zero", "pairs"]
+
+
+@given(seeds, st.integers(1, 24), st.sampled_from([30, 100, 150]), st.sampled_from(SPREAD_KINDS))
+def test_axes_are_orthonormal_however_far_gains_are_spread(seed, size, decades, kind):
+    ellipsoid = Norm(gain=gains_over_decades(np.random.default_rng(seed), size, decades, kind)).ellipsoid
+    everything = np.concatenate([ellipsoid.axes(), ellipsoid.dead_directions], axis=1)
+    assert np.abs(everything.T @ everything - np.eye(size)).max() <= 1e-13
+
+
+def test_axes_are_orthonormal_where_many_gains_leave_no_gap():
+    """Windows overlap all along: wherever one ends there is a neighbour within a factor of two."""
+    gain = 10.0 ** RNG.uniform(-150, 150, 1500)
+    ellipsoid = Norm(gain=gain).ellipsoid
+    everything = np.concatenate([ellipsoid.axes(), ellipsoid.dead_directions], axis=1)
+    assert np.abs(everything.T @ everything - np.eye(len(gain))).max() <= 1e-13
+
+
+def reference_spaces(gain, digits):
+    """Lengths, descending, and the projector onto the axes of each, from G² − ggᵀ/N with many digits."""
+    with mpmath.workdps(digits):
+        g = mpmath.matrix([mpmath.mpf(float(value)) for value in gain])
+        values, vectors = mpmath.eigsy(mpmath.diag([x**2 for x in g]) - g * g.T / len(g))
+        zero = values[len(g) - 1] * mpmath.mpf(10) ** (40 - digits)
+        spaces = []
+        for n in range(len(g) - 1, -1, -1):  # eigsy ascends
+            column = np.array([float(x) for x in vectors[:, n]])
+            if spaces and abs(spaces[-1][0] - values[n]) <= max(zero, values[n] * mpmath.mpf("1e-60")):
+                spaces[-1][1].append(column)
+            else:
+                spaces.append((values[n], [column]))
+        return [(float(mpmath.sqrt(abs(value) * len(g))), np.array(columns)) for value, columns in spaces]
+
+
+@pytest.mark.parametrize("kind", [*SPREAD_KINDS, "where windows end"])
+@pytest.mark.parametrize("decades", [30, 100, 150])
+def test_axes_and_lengths_agree_with_a_reference_of_many_digits(decades, kind):
+    """The reference needs the digits of the largest gain's square beside the smallest's, and some."""
+    gain = gains_over_decades(np.random.default_rng(decades), 7, decades, kind)
+    if kind == "where windows end":
+        gain = np.array([1.0, 1.2e-35, 0.9e-35, 1.1e-50, 0.9e-50, 0.8e-50]) * 10.0**decades
+    ellipsoid = Norm(gain=gain).ellipsoid
+    lengths, axes = ellipsoid.lengths, ellipsoid.axes()
+    first = 0
+    for length, rows in reference_spaces(gain, 4 * decades + 100):
+        if first == ellipsoid.dimension:
+            mine = ellipsoid.dead_directions.T
+        else:
+            mine = axes[:, first : first + len(rows)].T
+            assert lengths[first : first + len(rows)] == pytest.approx([length] * len(rows), rel=1e-15, abs=0)
+            first += len(rows)
+        assert mine.T @ mine == pytest.approx(rows.T @ rows, abs=1e-14)
+    assert first == ellipsoid.dimension
 
 
 @given(norms())

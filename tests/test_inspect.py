@@ -11,6 +11,7 @@ from torch import nn
 import normscope
 import normscope.models.load
 import normscope.studies.inspection
+from normscope import Norm
 from normscope.capacity.nonlinearity import nonlinearity
 from normscope.data import bundled_model, sample_text
 from oracles import dense_lengths
@@ -168,5 +169,33 @@ def test_a_ratio_beyond_all_floats_has_no_value():
     model = nn.Sequential(nn.RMSNorm(3)).double()
     model[0].weight.data = torch.tensor([1e-300, 1.0, 1e300], dtype=torch.float64)
     (norm,) = normscope.inspect(model).norms
-    assert norm.anisotropy is None
+    assert norm.raw_anisotropy is None
+    assert (norm.anisotropy, norm.dead_gains) == (1.0, (0, 1))
     assert norm.axis_max > 1e299
+
+
+def test_gains_within_rounding_of_zero_are_dead_and_do_not_rule_the_summary():
+    gain = torch.linspace(1.0, 2.0, 384)
+    dead = [127, 223, 319]
+    gain[dead] = torch.tensor([1e-31, -3e-31, 1e-8])
+    model = nn.Sequential(nn.LayerNorm(384))
+    model[0].weight.data = gain
+    (norm,) = normscope.inspect(model).norms
+    assert (norm.dead_gains, norm.dimension, norm.near_zero_gains) == ((127, 223, 319), 381, 0)
+    assert (norm.zero_gains, norm.raw_dimension) == (0, 383)
+    zeroed = gain.double().numpy().copy()
+    zeroed[dead] = 0.0
+    lengths = Norm(gain=zeroed).ellipsoid.lengths
+    assert (norm.axis_max, norm.axis_min) == (lengths[0], lengths[-1])
+    assert norm.anisotropy < 20
+    assert norm.raw_anisotropy > 1e30
+    assert norm.raw_axis_min < 1e-28
+    assert len(norm.profile.lengths) == 256
+    assert norm.profile.lengths.min() == lengths[-1]
+
+
+def test_a_gain_just_above_rounding_is_live():
+    model = nn.Sequential(nn.LayerNorm(3))
+    model[0].weight.data = torch.tensor([1.0, 2.0, 5e-7])
+    (norm,) = normscope.inspect(model).norms
+    assert (norm.dead_gains, norm.dimension, norm.near_zero_gains) == ((), 2, 1)

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from normscope import Norm
 from normscope.capacity.nonlinearity import nonlinearity
+from normscope.studies import affine_fit
 from normscope.studies.landing import KEPT, LandingGatherer
 from strategies import seeds
 
@@ -148,3 +149,75 @@ def test_nearness_knows_where_eps_sits(place, expected):
     gatherer = LandingGatherer(Norm(gain=[1.0, 1.0], eps=eps), place)
     gatherer.add(np.array([[-4.0, 4.0]]))
     assert gatherer.result().nearness.median == pytest.approx(expected)
+
+
+def share_by_least_squares(norm, x, full):
+    """Fit on every second input, by numpy's own solver; what is left of the variance of the others."""
+    z = x.reshape(len(x), norm.groups, -1)
+    z = z - z.mean(axis=-1, keepdims=True) if norm.projects else z
+    linear, y = (norm.gain * z.reshape(x.shape)), norm(x)
+    predicted = np.empty(y[1::2].shape)
+    for group in np.split(np.arange(norm.size), norm.groups):
+        if full:
+            design = np.c_[x, np.ones(len(x))]
+            solution = np.linalg.lstsq(design[::2], y[::2][:, group], rcond=None)[0]
+            predicted[:, group] = design[1::2] @ solution
+        else:  # one slope for all channels of the group, a constant for each
+            mean, target = linear[::2][:, group].mean(axis=0), y[::2][:, group].mean(axis=0)
+            centred = linear[::2][:, group] - mean
+            slope = np.sum(centred * (y[::2][:, group] - target)) / np.sum(centred**2)
+            predicted[:, group] = target + slope * (linear[1::2][:, group] - mean)
+    return np.sum((y[1::2] - predicted) ** 2) / np.sum((y[1::2] - y[1::2].mean(axis=0)) ** 2)
+
+
+@given(
+    seed=seeds,
+    groups=st.sampled_from([1, 2]),
+    project=st.booleans(),
+    full=st.booleans(),
+    pieces=st.integers(1, 7),
+    mean=st.sampled_from([0.0, 3.0]),
+)
+def test_the_unexplained_share_is_that_of_least_squares(seed, groups, project, full, pieces, mean):
+    rng = np.random.default_rng(seed)
+    norm = Norm(gain=rng.normal(size=6), bias=rng.normal(size=6), groups=groups, project=project, eps=1e-3)
+    x = (rng.normal(size=(150, 6)) @ rng.normal(size=(6, 6))) * rng.lognormal(size=(150, 1)) + mean * rng.normal(size=6)
+    gatherer = LandingGatherer(norm, full_fit=full)
+    for piece in np.array_split(x, pieces):
+        gatherer.add(piece)
+    fit = gatherer.result().affine_fit
+    assert (fit.fit, fit.fitted, fit.held_out) == ("full" if full else "frozen scale", 75, 75)
+    assert fit.unexplained == pytest.approx(share_by_least_squares(norm, x, full), rel=1e-4, abs=1e-8)
+
+
+def test_with_too_few_inputs_per_channel_the_scale_is_frozen():
+    rng = np.random.default_rng(0)
+    norm = Norm(gain=rng.normal(size=6))
+    few, enough = (gathered(norm, rng.normal(size=(count, 6))).result() for count in (118, 120))
+    assert (few.affine_fit.fit, enough.affine_fit.fit) == ("frozen scale", "full")
+
+
+def test_inputs_of_one_size_are_explained_by_a_frozen_scale_and_outputs_that_do_not_differ_by_nothing():
+    rng = np.random.default_rng(0)
+    norm = Norm(gain=rng.normal(size=6), eps=0)
+    x = rng.normal(size=(500, 6))
+    x -= x.mean(axis=1, keepdims=True)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    assert gathered(norm, x).result().affine_fit.unexplained < 1e-12
+    assert gathered(norm, np.ones((500, 6)) * rng.normal(size=(500, 1))).result().affine_fit is None
+    assert gathered(Norm(gain=[1.0, 2.0], scale=False), x[:, :2]).result().affine_fit is None
+    assert gathered(norm, x[:2]).result().affine_fit is None
+
+
+def test_a_channel_that_never_changes_and_one_that_is_huge_do_no_harm():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 6))
+    x[:, 2], x[:, 4] = 7.0, 1e6 * x[:, 4]
+    norm = Norm(gain=rng.normal(size=6))
+    fit = gathered(norm, x).result().affine_fit
+    assert fit.unexplained == pytest.approx(share_by_least_squares(norm, x, True), rel=1e-3)
+
+
+def test_wide_models_have_no_room_for_full_fits():
+    assert affine_fit.room_for_full_fits([576] * 61)
+    assert not affine_fit.room_for_full_fits([8192])

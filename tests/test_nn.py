@@ -1,10 +1,12 @@
 """The module and the function, on the fused operator and without it, against torch and against the value type."""
 
 import copy
+import math
 import pickle
 import shutil
 import sys
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from torch.nn import functional as F
 
 import normscope.nn
 from normscope import Norm, find
-from normscope.nn import operator
+from normscope.nn import operator, pure
 from strategies import FLAGS
 
 FORMS = [(1, 40), (8, 4), (9, 3), (16, 12), (2, 33)]  # groups, channels
@@ -125,6 +127,92 @@ def test_one_group_is_torch_layer_norm_in_every_precision(dtype, size):
     for actual, expected in zip(gradients(normscope.nn.norm, tensors, cotangent), wanted, strict=True):
         assert actual.dtype == dtype
         assert_near(actual, expected, 4 * step)
+
+
+LARGE = [
+    (torch.float32, 1e13),
+    (torch.float32, 1e18),
+    (torch.float32, 1e20),
+    (torch.float32, 1e36),
+    (torch.bfloat16, 1e20),
+    (torch.bfloat16, 1e36),
+    (torch.float16, 6e4),
+    (torch.float64, 1e160),
+    (torch.float64, 1e300),
+    (torch.float32, 1e-30),
+    (torch.bfloat16, 1e-30),
+    (torch.float16, 1e-7),
+]
+
+
+@pytest.mark.parametrize(("dtype", "size_of_x"), LARGE, ids=str)
+@pytest.mark.parametrize(
+    ("groups", "channels", "project"), [(1, 40, True), (9, 3, True), (2, 33, False), (8, 4, False)]
+)
+def test_inputs_whose_squares_overflow_or_vanish(dtype, size_of_x, groups, channels, project):
+    """In one of three rows. The reference: float64, with inputs and eps in units of the large ones."""
+    x, gain, bias = drawn(3, groups * channels, torch.float64)
+    x, gain, bias = x / 16, gain.to(dtype), bias.to(dtype)
+    x[1] *= size_of_x
+    x = x.to(dtype)
+    unit = size_of_x if size_of_x > 1 else 1.0
+    shrunk = x.double() / torch.tensor([[1.0], [unit], [1.0]], dtype=torch.float64)
+    cotangent = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    call = partial(normscope.nn.norm, project=project, groups=groups)
+    step = torch.finfo(dtype).eps
+
+    def reference(x, gain, bias):
+        rows = (
+            by_definition(x[row : row + 1], gain, bias, project, True, groups, eps)
+            for row, eps in enumerate((1e-5, 1e-5 / unit / unit, 1e-5))
+        )
+        return torch.cat(list(rows))
+
+    assert_near(call(x, gain, bias), reference(shrunk, gain, bias), 4 * step)
+    expected = gradients(reference, (shrunk, gain.double(), bias.double()), cotangent.double())
+    paths = {"fused": call, "torch's operations": partial(pure_norm, project=project, groups=groups)}
+    for path in paths.values():
+        dx, dgain, dbias = gradients(path, (x, gain, bias), cotangent)
+        assert_near(dgain, expected[1], 8 * step)
+        assert_near(dbias, expected[2], 8 * step)
+        smallest = torch.finfo(dtype).smallest_normal
+        for row, size in enumerate((1.0, unit, 1.0)):
+            wanted_row = expected[0][row] / size
+            assert (dx[row].double() - wanted_row).abs().max() <= 32 * step * wanted_row.abs().max() + step * smallest
+
+
+def pure_norm(x, gain, bias, project, groups):
+    """Differentiated by autograd, as under transforms and on other devices."""
+    return pure.forward(x, gain, bias, project, True, groups, 1e-5)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [8, 40, 64])
+def test_infinities_and_nan_go_through_as_in_torch(value, dtype, size):
+    tensors = drawn(3, size, dtype)
+    tensors[0][1, 1] = value
+    cotangent = torch.randn(3, size, generator=torch.Generator().manual_seed(1)).to(dtype)
+    torch_ways = {
+        True: lambda x, gain, bias: F.layer_norm(x, (size,), gain, bias),
+        False: lambda x, gain, bias: F.rms_norm(x, (size,), gain, eps=1e-5) + bias,
+    }
+    for project, torch_way in torch_ways.items():
+        call = partial(normscope.nn.norm, project=project)
+        assert torch.equal(call(*tensors).isnan(), torch_way(*tensors).isnan())
+        ours, theirs = gradients(call, tensors, cotangent), gradients(torch_way, tensors, cotangent)
+        for actual, expected in zip(ours, theirs, strict=True):
+            assert torch.equal(actual.isnan(), expected.isnan())
+        assert torch.isfinite(ours[0][[0, 2]]).all()
+
+
+@pytest.mark.parametrize("channels", [4, 40])
+def test_where_even_the_sum_overflows_there_is_no_number(channels):
+    x = torch.full((2, channels), 3e38)
+    x[0] = torch.arange(channels)
+    y = normscope.nn.norm(x)
+    assert y[0].isfinite().all()
+    assert y[1].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

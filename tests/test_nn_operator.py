@@ -220,3 +220,14 @@ def test_missing_passes_are_told_once_and_with_the_reason(monkeypatch):
         assert len(operator._told) == 2
     finally:
         operator._passes.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", operator.DTYPES)
+def test_what_others_left_in_memory_changes_nothing(dtype):
+    """Fewer groups than are worked on at a time: the rest of the vectors must not count as overflowed."""
+    x = torch.randn(64, 12, generator=torch.Generator().manual_seed(0)).to(dtype)
+    expected = normscope.nn.norm(x, groups=3)
+    for _ in range(20):
+        garbage = [torch.full((96,), torch.finfo(dtype).max, dtype=dtype) for _ in range(20)]
+        del garbage
+        assert torch.equal(normscope.nn.norm(x, groups=3), expected)

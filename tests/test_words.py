@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from normscope.report.tables import tables
 from normscope.report.words import headline, highlights
-from normscope.studies.inspection import GroupFactor, Inspection, Landing, NormGeometry, Spread
+from normscope.studies.inspection import AffineFit, GroupFactor, Inspection, Landing, NormGeometry, Spread
 
 CALM_LANDING = Landing(
     inputs=100,
@@ -89,7 +89,11 @@ def test_says_so_when_there_are_no_norms():
         ),
         ({"assumed": ("kind", "eps")}, r"Assumed.*kind and eps of 1 of 5 norms"),
         ({"anisotropy": 50.0}, r"odd\.one is the most anisotropic.* 50 times its shortest, 25 times the median"),
-        ({"zero_gains": 3}, r"3 gains are zero \(3 of 64 in odd\.one\)"),
+        (
+            {"dead_gains": (127, 223, 319), "dimension": 381},
+            r"Channels 127, 223, 319 of odd\.one are dead \(gain zero within rounding\): 381 live dimensions\.",
+        ),
+        ({"dead_gains": tuple(range(9))}, r"Channels 0, 1, 2, 3, 4 and 4 more of odd\.one are dead"),
         ({"near_zero_gains": 1}, r"1 gain is near zero \(1 of 64 in odd\.one\)"),
         ({"negative_gains": 2}, r"2 gains are negative \(2 of 64 in odd\.one\)"),
         ({"range_low": -70_000.0}, r"A channel of odd\.one can reach 70,000, .* \(65,504\)"),
@@ -114,20 +118,42 @@ def test_what_is_odd_is_named_with_its_number(changes, said):
     assert [sentence for sentence in words_about(**changes) if re.search(said, sentence)]
 
 
-def test_norms_that_bend_far_more_than_others_are_named():
-    little = calm_norm("last", landing=replace(CALM_LANDING, nonlinearity=Spread(1e-6, 2e-6, 3e-6)))
-    much = calm_norm("first", landing=replace(CALM_LANDING, nonlinearity=Spread(0.1, 4.0, 9.0)))
-    said = highlights(inspection(calm_norm(landing=CALM_LANDING), much, little))
-    expected = "first bends 2,000,000 times as much at its inputs as last (median H 4 against 2e-06): "
-    assert [sentence for sentence in said if sentence.startswith(expected)]
-
-
-@pytest.mark.parametrize("low", [0.0, 1e-320, 0.5])
-def test_ratios_of_bending_that_say_nothing_are_left_out(low):
-    little = calm_norm("last", landing=replace(CALM_LANDING, nonlinearity=Spread(low, low, low)))
-    assert not [
-        sentence for sentence in highlights(inspection(calm_norm(landing=CALM_LANDING), little)) if "bends" in sentence
+@pytest.mark.parametrize(
+    ("fits", "said"),
+    [
+        (
+            (("full", 0.04), ("full", 0.0007)),
+            "4% of the variance of first on held-out inputs is not explained by the best affine map of its input; "
+            "least, 0.07%, of last.",
+        ),
+        (
+            (("frozen scale", 0.5), ("frozen scale", 0.25)),
+            "50% of the variance of first on held-out inputs is not explained by a frozen scale "
+            "(its projected input times a number); least, 25%, of last.",
+        ),
+        (
+            (("frozen scale", 0.5), ("full", 0.02)),
+            "2% of the variance of last on held-out inputs is not explained by the",
+        ),
+    ],
+)
+def test_what_no_affine_map_explains_is_named_and_h_is_not_compared(fits, said):
+    """H of one norm is 2,000,000 times that of the other: mostly the size of its inputs, and not worth a sentence."""
+    bends = [Spread(0.1, 4.0, 9.0), Spread(1e-6, 2e-6, 3e-6)]
+    norms = [
+        calm_norm(
+            name, landing=replace(CALM_LANDING, nonlinearity=spread, affine_fit=AffineFit(fit, share, 1000, 1000))
+        )
+        for name, spread, (fit, share) in zip(("first", "last"), bends, fits, strict=True)
     ]
+    sentences = highlights(inspection(*norms))
+    assert [sentence for sentence in sentences if sentence.startswith(said)]
+    assert "bends" not in " ".join(sentences)
+
+
+def test_norms_that_are_all_but_affine_are_not_worth_a_sentence():
+    landing = replace(CALM_LANDING, affine_fit=AffineFit("full", 0.009, 1000, 1000))
+    assert "variance of" not in " ".join(words_about(landing=landing))
 
 
 def test_an_rmsnorm_keeps_what_lies_along_the_ones_vector():

@@ -15,11 +15,12 @@ KEPT = ("config.json", "findings.json", "results.csv", "*.png")
 LARGEST = 2_000_000  # bytes of a results file that is kept in the repository
 HEAD = """# Reproductions
 
-Every experiment of the three papers, run by one command each, beside the published figures.
+Experiments of three papers, run by one command each, beside the published figures. Left out
+are table 3 of Brody et al. and the convolutional networks of Ni et al.
 
     normscope reproduce --list
     normscope reproduce majority                                 # --preset quick: minutes (vit, translation: an hour)
-    normscope reproduce vit --data FOLDER --preset paper         # the published set-up, on whatever device there is
+    normscope reproduce vit --data FOLDER --preset paper         # as near to the published scale as is known here
     normscope reproduce majority --set steps=9000 --out majority-long       # other settings: --set NAME=VALUE
 
 A run writes its configuration, rows, findings and pictures to a folder (`--out`, usually `reproductions/NAME-PRESET`)
@@ -32,7 +33,8 @@ those there are; `--seeds` is the number of seeds.
 
 This page is made from the files in `docs/results/reproductions` by `python tools/reproductions.py docs`: nothing in it
 is typed in. Claims are decided by the rule in the last column; "not shown" means that the test could not decide.
-Differences from the published data and scale are printed with each run.
+Differences from the published data and scale are printed with each run. The settings of `vit`, `translation` and
+`random-labels` are stand-ins, with `--preset paper` too.
 
 | run | preset | source | verdicts | CPU time |
 |---|---|---|---|---|

@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 
 from normscope.checks import Floats
 
-# Poles this much smaller than the largest are out of reach of its square (1e-100 ≪ 1e-16): they act as one pole at
-# zero, and are solved by themselves. Squares and their inverses then stay far from overflow for every finite gain.
+# Roots are found a window at a time, in units of the pole above the highest root that is still to be found. There poles
+# beyond BEYOND move a root by less than 1e-29 of its distance from its pole and are left out, and those below SPAN act
+# as one pole at zero; roots that could tell it from zero are left to the next window. So squares and their inverses
+# stay far from overflow for every finite gain, and no two neighbours are taken apart however evenly gains are spread.
 SPAN = 1e-50
+BEYOND = 1e15
 
 
 class Spectrum:
@@ -72,14 +75,19 @@ class Spectrum:
 
         count = len(self._poles) - 1
         anchor, offset, exponent = np.zeros(count), np.zeros(count), np.zeros(count, dtype=np.int64)
-        top = len(self._poles)
-        while top > 1:
-            power = int(np.frexp(self._poles[top - 1])[1])
-            poles = np.ldexp(self._poles[:top], -power)
+        left = count  # roots 0..left − 1 are still to be found
+        while left:
+            power = int(np.frexp(self._poles[left])[1])
+            with np.errstate(over="ignore", under="ignore"):
+                poles = np.ldexp(self._poles, -power)
             low = max(int(np.searchsorted(poles, SPAN)) - 1, 0)  # poles 0..low act as one
-            weights = np.r_[self._weights[: low + 1].sum(), self._weights[low + 1 : top]].astype(float)
-            poles = np.r_[poles[0] if low == 0 else 0.0, poles[low + 1 :]]
-            origin, offset[low : top - 1] = secular_roots(poles, weights)
-            anchor[low : top - 1], exponent[low : top - 1] = poles[origin], power
-            top = low + 1
+            high = int(np.searchsorted(poles, BEYOND))
+            weights = np.r_[self._weights[: low + 1].sum(), self._weights[low + 1 : high]].astype(float)
+            near = np.r_[poles[0] if low == 0 else 0.0, poles[low + 1 : high]]
+            origin, offsets = secular_roots(near, weights)
+            first = 0 if low == 0 else int(np.searchsorted(poles, SPAN * BEYOND)) - 1
+            found = slice(first - low, left - low)
+            anchor[first:left], offset[first:left] = near[origin[found]], offsets[found]
+            exponent[first:left] = power
+            left = first
         return anchor, offset, exponent

@@ -29,12 +29,14 @@ class BlockWriter:
         self.project, self.scale, self.eps = project, scale, eps.repeated(LANES)
         self.computed = computed_as(kind)
 
-    def forward(self, x: Any, gain: Any, bias: Any, y: Any) -> None:
-        s, _ = self._steps(x)
+    def forward(self, x: Any, gain: Any, bias: Any, y: Any) -> Any:
+        """Not 0 if a sum of squares overflowed, so that what is written is wrong."""
+        s, _, overflowed = self._steps(x)
         self._store(s * self._load(gain, self.computed) + self._load(bias, self.computed), y, self.kind)
+        return overflowed
 
-    def backward(self, x: Any, dy: Any, gain: Any, dx: Any, dgain: Any, dbias: Any) -> None:
-        s, root = self._steps(x)
+    def backward(self, x: Any, dy: Any, gain: Any, dx: Any, dgain: Any, dbias: Any) -> Any:
+        s, root, overflowed = self._steps(x)
         w = self._load(dy, self.kind)
         self._store(self._load(dbias, self.computed) + w, dbias, self.computed)
         self._store(self._load(dgain, self.computed) + w * s, dgain, self.computed)
@@ -43,17 +45,18 @@ class BlockWriter:
         if root is not None:
             bent = (bent - s * (w * s).means()) * root
         self._store(bent, dx, self.kind)
+        return overflowed
 
-    def _steps(self, x: Any) -> tuple[Block, Block | None]:
-        """s, and 1/r at each channel; None if the norm does not scale."""
+    def _steps(self, x: Any) -> tuple[Block, Block | None, Any]:
+        """s, and 1/r at each channel; None if the norm does not scale; and whether a sum of squares overflowed."""
         z = self._load(x, self.kind)
         if self.project:
             z = z - z.means()
         if not self.scale:
-            return z, None
+            return z, None, ir.Constant(INT64, 0)
         squares = (z * z).totals() * self.eps.like(1 / self.channels)
         root = spread(self.eps.like(1.0) / (squares + self.eps).sqrt(), self.channels)
-        return z * root, root
+        return z * root, root, squares.overflowed()
 
     def _load(self, address: Any, kind: int) -> Block:
         return Block(load(self.builder, self._place(address, kind, j), kind, LANES) for j in range(self.channels))

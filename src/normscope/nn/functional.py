@@ -28,6 +28,7 @@ def norm(
     True
 
     Results and gradients are those of torch's LayerNorm, up to rounding, also in half precision: float32 inside.
+    Where squares overflow, beyond 1e19 in float32, they are right here; see docs/lng.md.
     """
     if axis not in (-1, x.ndim - 1):
         x = x.movedim(axis, -1)

@@ -40,25 +40,30 @@ class GroupWriter:
         """The first sum that a group needs, of its values or, if it does not project, of their squares."""
         return self._total(self._summand(x)).value
 
-    def forward(self, x: Any, following: Any, gain: Any, bias: Any, y: Any, first: Any) -> Any:
-        """One group, whose first sum is known; that of the following one is made meanwhile, and given back."""
+    def forward(self, x: Any, following: Any, gain: Any, bias: Any, y: Any, first: Any) -> tuple[Any, Any]:
+        """One group, whose first sum is known; that of the following one is made meanwhile, and given back.
+
+        Also given back is a number that is not 0 if the sum of squares overflowed, so that what is written is wrong.
+        """
         known = Vector(self.builder, first)
         mean = self._spread(known) if self.project else None
-        root = self._root(self._total(self._squared(x, mean)) if self.project else known)
+        squares = self._total(self._squared(x, mean)) if self.project else known
+        root = self._root(squares)
 
         def write(stretch: Stretch) -> None:
             out = self._step(stretch, x, mean, root) * stretch.load(gain, self.computed)
             stretch.store(out + stretch.load(bias, self.computed), y, self.kind)
 
-        return self._total(self._summand(following), write).value
+        return self._total(self._summand(following), write).value, self._overflowed(squares)
 
-    def backward(self, x: Any, dy: Any, gain: Any, dx: Any, dgain: Any, dbias: Any) -> None:
+    def backward(self, x: Any, dy: Any, gain: Any, dx: Any, dgain: Any, dbias: Any) -> Any:
         def announce(stretch: Stretch) -> None:
             stretch.announce(dy, self.kind)
             stretch.announce(dx, self.kind, to_write=True)
 
         mean = self._spread(self._total(self._summand(x))) if self.project else None
-        root = self._root(self._total(self._squared(x, mean), announce))
+        squares = self._total(self._squared(x, mean), announce)
+        root = self._root(squares)
 
         def steps(stretch: Stretch) -> Vector:
             return self._step(stretch, x, mean, root)
@@ -82,6 +87,7 @@ class GroupWriter:
             stretch.later(self.channels).announce(x, self.kind)
 
         self._each(write)
+        return self._overflowed(squares)
 
     def _summand(self, x: Any) -> Term:
         """What the first sum is of."""
@@ -97,6 +103,9 @@ class GroupWriter:
     def _root(self, squares: Vector) -> Vector | None:
         """1/r, from the sum of squares; None if the norm does not scale."""
         return self.eps.like(1.0) / (self._spread(squares) + self.eps).sqrt() if self.scale else None
+
+    def _overflowed(self, squares: Vector) -> Any:
+        return squares.overflowed() if self.scale else ir.Constant(INT64, 0)
 
     def _step(self, stretch: Stretch, x: Any, mean: Vector | None, root: Vector | None) -> Vector:
         """s on a stretch."""

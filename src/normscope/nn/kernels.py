@@ -38,7 +38,8 @@ def passes(kind: int, channels: int, project: bool, scale: bool) -> tuple[Any, A
         forward(x, gain, bias, y, start, stop, groups, channels, eps, spare)
         backward(x, dy, gain, dx, dgain, dbias, start, stop, groups, channels, eps, spare)
 
-    work on rows start to stop. Arrays are given by their addresses: x, y and their gradients as they are stored, gain,
+    work on rows start to stop, and answer a number that is not 0 if a sum of squares overflowed: then some of what they
+    wrote is finite and wrong. Arrays are given by their addresses: x, y and their gradients as they are stored, gain,
     bias and the sums dgain and dbias, which are added to, in the numbers that are computed with. `spare` is room for 3
     times the channels that are worked on together, as they are stored.
     """
@@ -54,7 +55,7 @@ def _passes_in_blocks(kind: int, block: int, project: bool, scale: bool) -> tupl
     stored, computed = BYTES[kind], BYTES[computed_as(kind)]
 
     def forward(x, gain, bias, y, start, stop, groups, channels, eps, spare):  # type: ignore[no-untyped-def]
-        rest, out = groups % LANES * channels * stored, spare + LANES * channels * stored
+        overflowed, rest, out = 0, groups % LANES * channels * stored, spare + LANES * channels * stored
         for row in range(start, stop):
             for group in range(0, groups, LANES):
                 at, i = (row * groups + group) * channels * stored, group * channels * computed
@@ -62,14 +63,15 @@ def _passes_in_blocks(kind: int, block: int, project: bool, scale: bool) -> tupl
                 if not whole:
                     copy(x + at, spare, rest)
                 source, target = (x + at, y + at) if whole else (spare, out)
-                block_forward(source, gain + i, bias + i, target, eps, kind, block, project, scale)
+                overflowed |= block_forward(source, gain + i, bias + i, target, eps, kind, block, project, scale)
                 if not whole:
                     copy(out, y + at, rest)
+        return overflowed
 
     def backward(  # type: ignore[no-untyped-def]
         x, dy, gain, dx, dgain, dbias, start, stop, groups, channels, eps, spare
     ):
-        rest, room = groups % LANES * channels * stored, LANES * channels * stored
+        overflowed, rest, room = 0, groups % LANES * channels * stored, LANES * channels * stored
         for row in range(start, stop):
             for group in range(0, groups, LANES):
                 at, i = (row * groups + group) * channels * stored, group * channels * computed
@@ -79,9 +81,12 @@ def _passes_in_blocks(kind: int, block: int, project: bool, scale: bool) -> tupl
                     copy(dy + at, spare + room, rest)
                 source, w = (x + at, dy + at) if whole else (spare, spare + room)
                 target = dx + at if whole else spare + 2 * room
-                block_backward(source, w, gain + i, target, dgain + i, dbias + i, eps, kind, block, project, scale)
+                overflowed |= block_backward(
+                    source, w, gain + i, target, dgain + i, dbias + i, eps, kind, block, project, scale
+                )
                 if not whole:
                     copy(target, dx + at, rest)
+        return overflowed
 
     return _for_addresses(forward, backward)
 
@@ -92,27 +97,32 @@ def _passes_one_by_one(kind: int, project: bool, scale: bool) -> tuple[Any, Any]
     stored, computed = BYTES[kind], BYTES[computed_as(kind)]
 
     def forward(x, gain, bias, y, start, stop, groups, channels, eps, spare):  # type: ignore[no-untyped-def]
+        overflowed = 0
         if start == stop:
-            return
+            return overflowed
         size, last = channels * stored, (stop * groups - 1) * channels * stored
         first = first_sum(x + start * groups * size, channels, eps, kind, project, scale)
         for row in range(start, stop):
             for group in range(groups):
                 at, i = (row * groups + group) * size, group * channels * computed
                 following = x + min(at + size, last)
-                first = group_forward(
+                first, beyond = group_forward(
                     x + at, following, gain + i, bias + i, y + at, first, channels, eps, kind, project, scale
                 )
+                overflowed |= beyond
+        return overflowed
 
     def backward(  # type: ignore[no-untyped-def]
         x, dy, gain, dx, dgain, dbias, start, stop, groups, channels, eps, spare
     ):
+        overflowed = 0
         for row in range(start, stop):
             for group in range(groups):
                 at, i = (row * groups + group) * channels * stored, group * channels * computed
-                group_backward(
+                overflowed |= group_backward(
                     x + at, dy + at, gain + i, dx + at, dgain + i, dbias + i, channels, eps, kind, project, scale
                 )
+        return overflowed
 
     return _for_addresses(forward, backward)
 
@@ -145,10 +155,9 @@ def block_forward(typing, x, gain, bias, y, eps, kind, block, project, scale):  
 
     def write(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         *addresses, eps, _, _, _, _ = arguments
-        _block_writer(builder, eps, kind, block, project, scale).forward(*addresses)
-        return context.get_dummy_value()
+        return _block_writer(builder, eps, kind, block, project, scale).forward(*addresses)
 
-    return types.void(*(types.intp,) * 4, types.float64, kind, block, project, scale), write
+    return types.int64(*(types.intp,) * 4, types.float64, kind, block, project, scale), write
 
 
 @instructions
@@ -157,10 +166,9 @@ def block_backward(  # type: ignore[no-untyped-def]
 ):
     def write(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         *addresses, eps, _, _, _, _ = arguments
-        _block_writer(builder, eps, kind, block, project, scale).backward(*addresses)
-        return context.get_dummy_value()
+        return _block_writer(builder, eps, kind, block, project, scale).backward(*addresses)
 
-    return types.void(*(types.intp,) * 6, types.float64, kind, block, project, scale), write
+    return types.int64(*(types.intp,) * 6, types.float64, kind, block, project, scale), write
 
 
 @instructions
@@ -180,10 +188,12 @@ def group_forward(  # type: ignore[no-untyped-def]
 ):
     def write(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         *given, channels, eps, _, _, _ = arguments
-        return _group_writer(builder, channels, eps, kind, project, scale).forward(*given)
+        answers = _group_writer(builder, channels, eps, kind, project, scale).forward(*given)
+        return context.make_tuple(builder, signature.return_type, answers)
 
     number = _number(kind)
-    return number(*(types.intp,) * 5, number, types.intp, types.float64, kind, project, scale), write
+    both = types.Tuple((number, types.int64))  # type: ignore[no-untyped-call]
+    return both(*(types.intp,) * 5, number, types.intp, types.float64, kind, project, scale), write
 
 
 @instructions
@@ -192,10 +202,9 @@ def group_backward(  # type: ignore[no-untyped-def]
 ):
     def write(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         *addresses, channels, eps, _, _, _ = arguments
-        _group_writer(builder, channels, eps, kind, project, scale).backward(*addresses)
-        return context.get_dummy_value()
+        return _group_writer(builder, channels, eps, kind, project, scale).backward(*addresses)
 
-    return types.void(*(types.intp,) * 7, types.float64, kind, project, scale), write
+    return types.int64(*(types.intp,) * 7, types.float64, kind, project, scale), write
 
 
 @instructions

@@ -53,12 +53,17 @@ def _norm(
     x = x.contiguous()
     y, weights, shifts = torch.empty_like(x), passes.vector(gain, size, 1.0), passes.vector(bias, size, 0.0)
 
+    overflowed = []
+
     def work(_: int, start: int, stop: int) -> None:
         spare = passes.spare(size)
         addresses = x.data_ptr(), weights.data_ptr(), shifts.data_ptr(), y.data_ptr()
-        passes.forward(*addresses, start, stop, groups, size // groups, eps, 0 if spare is None else spare.data_ptr())
+        room = 0 if spare is None else spare.data_ptr()
+        overflowed.append(passes.forward(*addresses, start, stop, groups, size // groups, eps, room))
 
     on_threads(work, shares(x.numel() // size, size, torch.get_num_threads()))
+    if any(overflowed):  # slower, and right wherever a result is within range
+        return pure.forward(x, gain, bias, project, scale, groups, eps)
     return y
 
 
@@ -77,13 +82,17 @@ def _norm_backward(
     dx, weights = torch.empty_like(x), passes.vector(gain, size, 1.0)
     parts = shares(x.numel() // size, size, torch.get_num_threads())
     dgain, dbias = weights.new_zeros(2, len(parts), len(weights))  # each thread has its own, added when all are done
+    overflowed = []
 
     def work(part: int, start: int, stop: int) -> None:
         spare, sums = passes.spare(size), (dgain[part].data_ptr(), dbias[part].data_ptr())
         addresses = x.data_ptr(), dy.data_ptr(), weights.data_ptr(), dx.data_ptr(), *sums
-        passes.backward(*addresses, start, stop, groups, size // groups, eps, 0 if spare is None else spare.data_ptr())
+        room = 0 if spare is None else spare.data_ptr()
+        overflowed.append(passes.backward(*addresses, start, stop, groups, size // groups, eps, room))
 
     on_threads(work, parts)
+    if any(overflowed):
+        return pure.backward(dy, x, gain, project, scale, groups, eps)
     return dx, dgain[:, :size].sum(0), dbias[:, :size].sum(0)
 
 
@@ -197,8 +206,8 @@ class _Passes:
         return vector if size == room else pad(vector, (0, room - size))
 
     def spare(self, size: int) -> Tensor | None:
-        """Room for the last channels, where they are fewer than are worked on at a time."""
-        return torch.empty(3 * self.together, dtype=self.dtype) if size % self.together else None
+        """Room for the last channels, where they are fewer than are worked on at a time: zeros can't overflow."""
+        return torch.zeros(3 * self.together, dtype=self.dtype) if size % self.together else None
 
 
 @lru_cache(maxsize=64)

@@ -43,11 +43,22 @@ def computing_dtype(x: Tensor) -> torch.dtype:
 
 def _steps(x: Tensor, project: bool, scale: bool, groups: int, eps: float) -> tuple[Tensor, Tensor]:
     """s, (..., groups, channels), and 1/r, (..., groups, 1) or 1."""
-    s = x.to(computing_dtype(x)).reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
+    z = x.to(computing_dtype(x)).reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
     if project:
-        s = s - s.mean(-1, keepdim=True)
-    root = (s.square().mean(-1, keepdim=True) + eps).rsqrt() if scale else s.new_ones(())
-    return s * root, root
+        z = z - z.mean(-1, keepdim=True)
+    if not scale:
+        return z, z.new_ones(())
+    # Squares of large numbers overflow, and so do, the other way, their derivatives much earlier: in smaller units
+    # both are right. A unit is a constant of differentiation, as the result does not depend on it.
+    large, unit_of_large = _LARGE[z.dtype]
+    beyond = z.detach().abs().amax(-1, keepdim=True) > large
+    unit = torch.where(beyond, z.new_full((), unit_of_large), z.new_ones(()))
+    z = z * unit
+    root = (z.square().mean(-1, keepdim=True) + eps * unit.square()).sqrt()
+    return z / root, unit / root
+
+
+_LARGE = {torch.float32: (2.0**40, 2.0**-80), torch.float64: (2.0**300, 2.0**-600)}  # beyond this, in this unit
 
 
 def _result_dtype(x: Tensor) -> torch.dtype:

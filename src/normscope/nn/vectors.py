@@ -7,6 +7,7 @@ rounded when they are stored, to the nearest, ties to even, by operations on who
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +47,13 @@ class Vector:
 
     def sqrt(self) -> Vector:
         return Vector(self.builder, _call(self.builder, "llvm.sqrt", self.value.type, [self.value]))
+
+    def overflowed(self) -> Any:
+        """A whole number: 0 unless +∞ is in one of the lanes, or is the number."""
+        flags = self.builder.fcmp_ordered("==", self.value, self.like(math.inf).value)
+        if isinstance(self.value.type, ir.VectorType):
+            flags = self.builder.bitcast(flags, ir.IntType(self.value.type.count))
+        return self.builder.zext(flags, INT64)
 
     def shuffled(self, other: Vector, lanes: Sequence[int]) -> Vector:
         """The numbers in some lanes; those of the other vector are counted on from the last of this one."""

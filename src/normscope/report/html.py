@@ -30,6 +30,7 @@ COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#e
 SURFACE, AXES, POINTS = "#4477aa", "#ee6677", "#ccbb44"
 SAME_SCALE_UP_TO = 12.0  # longest over third axis, beyond which true proportions would show a needle
 OTHERS = "other norms"
+NAMED = 16  # dead channels that are named
 
 
 def render(inspection: Inspection) -> str:
@@ -127,12 +128,19 @@ def _depth_figures(norms: Sequence[NormGeometry]) -> dict[str, Figure]:
             log=True,
             risk=RISKY_MEAN,
         ),
+        "affine": _across_depth(
+            norms,
+            _affine_band,
+            title="What no affine map explains, across depth",
+            band="share of the output's variance on held-out inputs; with a frozen scale where no full fit was made",
+            unit="unexplained (%)",
+        ),
         "bending": _across_depth(
             norms,
             _landing_band(lambda landing: landing.nonlinearity),
             title="How much norms bend at their inputs, across depth",
             band="median, with 5% to 95% of the inputs",
-            unit="H, squared size of the second derivative",
+            unit="H, in units of the inputs (∝ 1/σ⁴)",
             log=True,
         ),
     }
@@ -152,6 +160,11 @@ def _landing_band(figure: Callable[[Landing], Spread | None]) -> Callable[[NormG
         return (None, None, None) if spread is None else (spread.low, spread.median, spread.high)
 
     return band
+
+
+def _affine_band(norm: NormGeometry) -> Band:
+    fit = None if norm.landing is None else norm.landing.affine_fit
+    return None, None if fit is None else 100.0 * fit.unexplained, None
 
 
 def _share(part: float | None, whole: int | None) -> float | None:
@@ -409,14 +422,28 @@ def _facts(norm: NormGeometry) -> list[tuple[str, str]]:
     ):
         if value:
             facts.append((label, value))
+    if norm.dead_gains:
+        named = ", ".join(map(str, norm.dead_gains[:NAMED]))
+        more = f" and {len(norm.dead_gains) - NAMED} more" if len(norm.dead_gains) > NAMED else ""
+        facts.append(("dead channels", f"{named}{more}: {norm.dimension} live dimensions"))
     if norm.landing is not None:
         facts.append(("inputs of the text", f"{norm.landing.inputs:,}"))
+        facts.append(("not explained by an affine map", _fit(norm.landing)))
         facts.append(("H in g groups over H as it is", _factors(norm.landing)))
     return facts
 
 
 def _names(names: tuple[str, ...] | None, unknown: str) -> str:
     return unknown if names is None else ", ".join(names) or "nothing"
+
+
+def _fit(landing: Landing) -> str:
+    fit = landing.affine_fit
+    if fit is None:
+        return "not measured"
+    way = "the best affine map" if fit.fit == "full" else "its scale frozen"
+    share = f"{100 * fit.unexplained:.3g}%"
+    return f"{share} of the variance of {fit.held_out:,} held-out outputs ({way}, from {fit.fitted:,})"
 
 
 def _factors(landing: Landing) -> str:

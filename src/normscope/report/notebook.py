@@ -144,6 +144,12 @@ def _median(figure: Callable[[Landing], Spread | None]) -> Callable[[NormGeometr
     return _landing(value)
 
 
+def _unexplained(landing: Landing, fit: str) -> float | None:
+    """In per cent."""
+    known = landing.affine_fit
+    return 100.0 * known.unexplained if known is not None and known.fit == fit else None
+
+
 GEOMETRY = [
     Column("name", "module path, as in the checkpoint", lambda norm: norm.name, numeric=False),
     Column("kind", "which member of the family it is", lambda norm: norm.kind, numeric=False),
@@ -152,8 +158,12 @@ GEOMETRY = [
     Column("eps", "what keeps the divisor from zero", lambda norm: norm.eps),
     Column("gain is", "how the gain is stored: w or 1+w", lambda norm: norm.gain_convention, numeric=False),
     Column("dim", "dimension of the set that the outputs fill", lambda norm: norm.dimension),
-    Column("zero", "gains that are exactly zero", lambda norm: norm.zero_gains),
-    Column("near zero", "gains below 0.001 of the median |gain|, zeros not counted", lambda norm: norm.near_zero_gains),
+    Column(
+        "dead",
+        "gains that are zero, exactly or within float32 rounding of the largest: dim and axes are those of the others",
+        lambda norm: None if norm.dead_gains is None else len(norm.dead_gains),
+    ),
+    Column("near zero", "gains below 0.001 of the median |gain|, dead ones aside", lambda norm: norm.near_zero_gains),
     Column("negative", "gains below zero", lambda norm: norm.negative_gains),
     Column("longest", "longest semi-axis, in units of the output", lambda norm: norm.axis_max),
     Column("median", "median semi-axis, in units of the output", lambda norm: norm.axis_median),
@@ -189,8 +199,18 @@ LANDING = [
         _median(lambda landing: landing.rms_angle),
     ),
     Column(
+        "not affine %",
+        "share of the output's variance on held-out inputs that the best affine map of the input leaves unexplained",
+        _landing(lambda landing: _unexplained(landing, "full")),
+    ),
+    Column(
+        "frozen scale %",
+        "share left unexplained by the norm with one number in place of its divisor, where a full fit was not made",
+        _landing(lambda landing: _unexplained(landing, "frozen scale")),
+    ),
+    Column(
         "H",
-        "how much it bends at its inputs: squared size of the second derivative (median)",
+        "how much it bends at its inputs, in their units: squared size of the second derivative (median)",
         _median(lambda landing: landing.nonlinearity),
     ),
     Column(

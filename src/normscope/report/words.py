@@ -14,7 +14,8 @@ FAR_FROM_SURFACE = 0.95  # median nearness below this
 MUCH_ALONG_ONES = 0.1  # median share of |x|² above this
 FAR_ABOVE_MEDIAN, VERY_ANISOTROPIC = 2.0, 100.0
 FEW_AXES = 0.1  # participation ratio over dimension below this
-BENDS_FAR_MORE = 1e3  # median H of one norm over that of another
+NOT_AFFINE = 0.01  # share of the output's variance, unexplained by an affine map, above this
+NAMED_CHANNELS = 5  # dead channels that are named
 
 KINDS = {
     "layernorm": "LayerNorm",
@@ -59,6 +60,7 @@ def highlights(inspection: Inspection) -> list[str]:
             _overflow(norms),
             _large_means(norms),
             _far_from_surface(norms),
+            _dead(norms),
             _gains(norms),
             _anisotropy(norms),
             _along_ones(norms),
@@ -165,10 +167,22 @@ def _far_from_surface(norms: Norms) -> str | None:
     )
 
 
+def _dead(norms: Norms) -> str | None:
+    having = [norm for norm in norms if norm.dead_gains]
+    if not having:
+        return None
+    most = max(having, key=lambda norm: len(norm.dead_gains or ()))
+    dead = most.dead_gains or ()
+    more = f" and {len(dead) - NAMED_CHANNELS} more" if len(dead) > NAMED_CHANNELS else ""
+    named = f"{', '.join(map(str, dead[:NAMED_CHANNELS]))}{more}"
+    subject = f"Channel {named} of {most.name} is" if len(dead) == 1 else f"Channels {named} of {most.name} are"
+    also = f"; {_part(having, norms)} have dead channels" if len(having) > 1 else ""
+    return f"{subject} dead (gain zero within rounding): {most.dimension} live dimensions{also}."
+
+
 def _gains(norms: Norms) -> str | None:
     clauses = []
     for what, count in (
-        ("zero", lambda norm: norm.zero_gains),
         ("near zero", lambda norm: norm.near_zero_gains),
         ("negative", lambda norm: norm.negative_gains),
     ):
@@ -227,16 +241,25 @@ def _share_of_axes(norm: NormGeometry) -> float | None:
 
 
 def _bending(norms: Norms) -> str | None:
-    amounts = [(norm, value) for norm, value in _landed(norms, lambda landing: _median(landing.nonlinearity)) if value]
-    if not amounts:
+    """Norms whose outputs an affine map does not explain; those of a full fit, or where there is none, of the other."""
+    fits = [(norm, norm.landing.affine_fit) for norm in norms if norm.landing and norm.landing.affine_fit]
+    kind = "full" if any(fit.fit == "full" for _, fit in fits) else "frozen scale"
+    shares = [(norm, fit.unexplained) for norm, fit in fits if fit.fit == kind]
+    bent = [norm for norm, share in shares if share > NOT_AFFINE]
+    if not bent:
         return None
-    (most, high), (least, low) = max(amounts, key=_second), min(amounts, key=_second)
-    if not isfinite(high / low) or high / low < BENDS_FAR_MORE:
-        return None
-    return (
-        f"{most.name} bends {_number(high / low)} times as much at its inputs as {least.name} "
-        f"(median H {_number(high)} against {_number(low)}): H falls with the fourth power of their size."
-    )
+    (most, high), (least, low) = max(shares, key=_second), min(shares, key=_second)
+    by = "the best affine map of its input" if kind == "full" else "a frozen scale (its projected input times a number)"
+    against = f"; least, {_percent(low)}, of {least.name}" if least is not most else ""
+    return f"{_percent(high)} of the variance of {most.name} on held-out inputs is not explained by {by}{against}."
+
+
+def _percent(share: float) -> str:
+    """
+    >>> _percent(0.0398), _percent(0.00071)
+    ('3.98%', '0.071%')
+    """
+    return f"{100 * share:.3g}%"
 
 
 def _unbounded(norms: Norms) -> str | None:

@@ -46,8 +46,10 @@ class Selectable:
         return ~settled.reshape(self.mask.shape)
 
     def check(self) -> bool:
-        """Whether every certificate holds, from the keys in double precision, by code that shares nothing with the
-        solver."""
+        """Whether every certificate holds, recomputed from the keys in double precision without running the solver.
+
+        Sums and bounds on rounding come from functions that the solver uses as well.
+        """
         verdicts = (self.mask, self.degenerate, self.certificates)
         if self.reach is None:
             return first_fault(self.keys, self.bias, *verdicts) is None

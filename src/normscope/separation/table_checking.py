@@ -1,4 +1,4 @@
-"""Are findings about a table right? From the table and their certificates alone: nothing of the search is used here.
+"""Are findings about a table right? From the table and their certificates alone.
 
     a hidden vector h       wᵢ·h + cᵢ > wⱼ·h + cⱼ for all j ≠ i
     a u, |u| ≤ 1            the same for h = b + √N·GΠu
@@ -6,7 +6,8 @@
                             or, of reachable vectors, |√N·ΠGd| + b·d + cᵢ − Σλc ≤ 0 beyond doubt
 
 All this in double precision, with a bound on what rounding may have done: an inequality counts if it holds by more. Own
-directions are asked again in single precision first, with a bound of their own, and near ties as above.
+directions are asked again in single precision first, with a bound of their own, and near ties as above. The search is
+not run, but parts are shared: it reads the table by the same functions, and asks its own findings by these.
 """
 
 from collections.abc import Callable, Iterable, Iterator

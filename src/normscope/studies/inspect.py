@@ -16,10 +16,12 @@ from normscope.models.find import find
 from normscope.models.found import FoundNorm, Inventory
 from normscope.models.load import load_model, run_in_pieces, text_batches
 from normscope.norm import Norm
+from normscope.studies.affine_fit import room_for_full_fits
 from normscope.studies.inspection import Channel, Inspection, NormGeometry, Profile
 from normscope.studies.landing import LandingGatherer
 
 NEAR_ZERO = 1e-3  # of the median |gain|
+DEAD = float(np.finfo(np.float32).eps)  # of the largest |gain|: zero within the rounding of float32
 FOREMOST = 5  # channels named of a direction
 OUTLINE = 256  # gains and lengths kept for pictures
 
@@ -90,11 +92,12 @@ def _land(
     model: nn.Module, batches: Iterable[Mapping[str, Tensor]], inventory: Inventory, progress: Progress
 ) -> dict[str, LandingGatherer]:
     """Run the model and gather the inputs of its norms, piece by piece."""
+    norms = {name: live_part(found.norm) for name, found in inventory.items() if found.norm is not None}
     with capture(model, norms=inventory) as captured:
+        norms = {name: norm for name, norm in norms.items() if inventory[name].path in captured.norms}
+        full_fit = room_for_full_fits([norm.size for norm in norms.values()])
         gatherers = {
-            name: LandingGatherer(found.norm, found.eps_place)
-            for name, found in inventory.items()
-            if found.norm is not None and found.path in captured.norms
+            name: LandingGatherer(norm, inventory[name].eps_place, full_fit=full_fit) for name, norm in norms.items()
         }
         for _ in run_in_pieces(model, progress(batches, "running the text")):
             for name in list(gatherers):
@@ -150,22 +153,55 @@ def _geometry(found: FoundNorm, connections: Connections, landed: LandingGathere
         read_by=connections.read_by.get(found.name),
     )
     if norm is not None:
-        facts.update(_facts(norm))
-        facts.update(_facts_of_axes(norm))
+        live = live_part(norm)
+        facts.update(_facts(norm, live))
+        facts.update(_facts_of_axes(live))
+        facts.update(_raw_facts(norm))
         facts["landing"] = landed.result() if landed else None
-        facts["profile"] = _profile(norm, landed)
+        facts["profile"] = _profile(live, landed)
     return NormGeometry(**facts)
 
 
-def _facts(norm: Norm) -> dict[str, Any]:
-    gain, dead = norm.gain, norm.ellipsoid.dead_direction
+def live_part(norm: Norm) -> Norm:
+    """The norm with its dead gains, those within rounding of zero beside the largest, set to zero.
+
+    >>> live_part(Norm(gain=[1.0, -2.0, 1e-31])).gain
+    array([ 1., -2.,  0.])
+    """
+    magnitude = np.abs(norm.gain)
+    dead = magnitude <= DEAD * magnitude.max()
+    if not (dead & (magnitude > 0)).any():
+        return norm
+    return Norm(
+        gain=np.where(dead, 0.0, norm.gain),
+        bias=norm.bias,
+        eps=norm.eps,
+        project=norm.projects,
+        scale=norm.scales,
+        groups=norm.groups,
+    )
+
+
+def _raw_facts(norm: Norm) -> dict[str, Any]:
+    """Of the gains as they are, dead ones among them."""
+    ellipsoid = norm.ellipsoid
+    facts: dict[str, Any] = {"raw_dimension": ellipsoid.dimension}
+    if ellipsoid.bounded and ellipsoid.dimension:
+        longest, shortest = float(ellipsoid.lengths[0]), float(ellipsoid.lengths[-1])
+        facts.update(raw_axis_min=shortest, raw_anisotropy=_ratio(longest, shortest))
+    return facts
+
+
+def _facts(norm: Norm, live: Norm) -> dict[str, Any]:
+    gain, dead = norm.gain, live.ellipsoid.dead_direction
     small = np.abs(gain) < NEAR_ZERO * np.median(np.abs(gain))
     return {
         "groups": norm.groups,
         "eps": norm.eps,
-        "dimension": norm.ellipsoid.dimension,
+        "dimension": live.ellipsoid.dimension,
+        "dead_gains": tuple(np.flatnonzero(live.gain == 0).tolist()),
         "zero_gains": int(np.count_nonzero(gain == 0)),
-        "near_zero_gains": int(np.count_nonzero(small & (gain != 0))),
+        "near_zero_gains": int(np.count_nonzero(small & (live.gain != 0))),
         "negative_gains": int(np.count_nonzero(gain < 0)),
         "dead_channels": None if dead is None else _foremost(dead),
     }

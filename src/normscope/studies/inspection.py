@@ -5,7 +5,7 @@ from typing import Any
 
 from normscope.checks import Floats
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,16 @@ class GroupFactor:
 
 
 @dataclass(frozen=True)
+class AffineFit:
+    """What an affine map of the input, fitted on half of the inputs, leaves of the output's variance on the others."""
+
+    fit: str  # "full": the best affine map; "frozen scale": the norm with one number in place of its divisor
+    unexplained: float  # share of the variance over the held-out inputs; a measurement, and no bound
+    fitted: int  # inputs
+    held_out: int
+
+
+@dataclass(frozen=True)
 class Landing:
     """Where the real inputs of a norm land, over all tokens of a text."""
 
@@ -38,6 +48,7 @@ class Landing:
     rms_angle: Spread | None  # degrees between the input and its projection: LayerNorm against RMSNorm
     nonlinearity: Spread | None  # H, the squared size of the second derivative, with gains and eps
     group_factors: tuple[GroupFactor, ...]  # for every admissible number of groups, in ascending order
+    affine_fit: AffineFit | None = None  # None without the scale step, and where outputs do not differ
 
 
 @dataclass(frozen=True)
@@ -73,9 +84,9 @@ class NormGeometry:
     gain_convention: str | None  # "w", "1+w", None without a gain
     assumed: tuple[str, ...]  # what could not be observed, for example ("kind", "eps")
     problem: str | None  # of an unknown norm: the check that failed
-    dimension: int | None
+    dimension: int | None  # of the set that the outputs fill, as are the axes: dead gains count as zero
     zero_gains: int | None
-    near_zero_gains: int | None  # |g| below 1e-3 of the median |g|, zeros not counted
+    near_zero_gains: int | None  # |g| below 1e-3 of the median |g|, dead ones not counted
     negative_gains: int | None
     axis_max: float | None
     axis_median: float | None
@@ -94,6 +105,10 @@ class NormGeometry:
     function: str | None = None  # of a call of torch's function, which no module holds: its file and line
     unchecked: str | None = None  # why what it computes inside the model was not checked; None if it was
     stored_as: str | None = None  # its name in the checkpoint, where that is not the name of the module
+    dead_gains: tuple[int, ...] | None = None  # channels with |g| within float32 rounding (1.2e-7) of the largest |g|
+    raw_dimension: int | None = None  # as if no gain were dead but those that are exactly zero
+    raw_axis_min: float | None = None
+    raw_anisotropy: float | None = None
     landing: Landing | None = None  # with a text
     channel_ranges: Floats | None = field(default=None, repr=False, compare=False)  # (N, 2); not part of the JSON
     profile: Profile | None = field(default=None, repr=False, compare=False)

@@ -3,6 +3,7 @@
 Of each input x (Πx its projection): how near the surface of the ellipsoid its output lies; its share along the ones
 vector, |x − Πx|²/|x|²; |mean|/σ, which half precision must subtract away; the angle between Πx and x, by which a
 LayerNorm differs from an RMSNorm there; and how much the norm bends there, H, with the factor that groups would bring.
+Of all inputs: the share of the output's variance that no affine map explains.
 """
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from normscope.capacity.nonlinearity import admissible_groups, bending
 from normscope.checks import Floats
 from normscope.norm import Norm
+from normscope.studies.affine_fit import AffineFitter
 from normscope.studies.inspection import GroupFactor, Landing, Spread
 
 KEPT = 4096  # values of a figure of which quantiles are taken: all of them, or a random sample
@@ -20,7 +22,7 @@ LARGEST = np.finfo(float).max  # stands for infinity, which JSON can't say
 class LandingGatherer:
     """Give it the inputs of a norm in pieces, then ask for the result."""
 
-    def __init__(self, norm: Norm, eps_place: str | None = "inside", seed: int = 0) -> None:
+    def __init__(self, norm: Norm, eps_place: str | None = "inside", seed: int = 0, full_fit: bool = True) -> None:
         self._norm = norm
         self._eps_place = eps_place or "inside"
         self._dead = norm.ellipsoid.dead_direction
@@ -34,6 +36,7 @@ class LandingGatherer:
         self._figures = {name: _Reservoir(seed) for name in figures}
         self._factors = {groups: _Reservoir(seed) for groups in admissible_groups(norm)}
         self._outputs: list[Floats] = []
+        self._fitter = AffineFitter(norm.size, norm.groups, full_fit) if norm.scales else None
 
     def add(self, x: Floats) -> None:
         """Inputs of shape (n, N)."""
@@ -53,7 +56,10 @@ class LandingGatherer:
         self._highest = max(self._highest, float(risk.max(initial=0.0)))
         if norm.scales:
             root = sigma if norm.projects else np.hypot(mean, sigma)
-            self._figures["nearness"].add(self._nearness(root).min(axis=-1))
+            divisor = self._divisor(root)
+            nearness = np.divide(root, divisor, out=np.zeros(root.shape), where=divisor > 0)
+            self._figures["nearness"].add(nearness.min(axis=-1))
+            self._fit(x, grouped - mean[..., None] if norm.projects else grouped, divisor)
         if self._origin is None and len(x):
             self._origin = x[0]
         self._inputs += len(x)
@@ -87,6 +93,7 @@ class LandingGatherer:
                 for groups, reservoir in self._factors.items()
                 if (factor := reservoir.spread()) is not None
             ),
+            affine_fit=None if self._fitter is None else self._fitter.result(),
         )
 
     def points(self) -> Floats | None:
@@ -95,16 +102,22 @@ class LandingGatherer:
             return None
         return (np.concatenate(self._outputs) - self._norm.bias) @ self._norm.ellipsoid.axes(3)
 
-    def _nearness(self, root: Floats) -> Floats:
+    def _divisor(self, root: Floats) -> Floats:
         """Of groups with this root mean square; eps is where the module has it."""
         eps = self._norm.eps
-        divisor = {
+        divisors: dict[str, Floats] = {
             "inside": np.hypot(root, np.sqrt(eps)),
             "outside": root + eps,
             "floor": np.maximum(root, eps),
-        }[self._eps_place]
-        nearness: Floats = np.divide(root, divisor, out=np.zeros(root.shape), where=divisor > 0)
-        return nearness
+        }
+        return divisors[self._eps_place]
+
+    def _fit(self, x: Floats, projected: Floats, divisor: Floats) -> None:
+        """Add inputs and outputs, without the bias: a constant changes no share of variance."""
+        assert self._fitter is not None
+        scaled = np.divide(projected, divisor[..., None], out=np.zeros(projected.shape), where=divisor[..., None] > 0)
+        gain = self._norm.gain
+        self._fitter.add(x, gain * projected.reshape(x.shape), gain * scaled.reshape(x.shape))
 
     def _dead_variance(self) -> float | None:
         """Variance along the first dead direction over the mean variance of a channel; None without either."""

@@ -10,14 +10,17 @@ from normscope.studies.inspection import Inspection, NormGeometry
 
 GEOMETRY_CAPTION = (
     "dim: dimension of the set that the outputs fill; longest, median, shortest: its semi-axes; "
-    "particip.: how many of them carry the spread; zeros, neg: gains; *: assumed from names"
+    "particip.: how many of them carry the spread; dead: gains that are zero within rounding; "
+    "neg: negative gains; *: assumed from names"
 )
 LANDING_CAPTION = (
     "medians over all inputs; nearness: 1 is on the surface; along 1: share of |x|² that projection removes; "
     "dead var.: variance along the dead direction over that of a channel; angle: between LayerNorm and RMSNorm"
 )
 BENDING_CAPTION = (
-    "H: squared size of the second derivative at the inputs, 0 where the norm is affine: 5%, median, 95%; "
+    "not affine: share of the output's variance on held-out inputs that the best affine map leaves unexplained "
+    "(~: with the scale frozen instead, where inputs are too few or the model too wide for a full fit); "
+    "H: squared size of the second derivative in units of the inputs, 0 where the norm is affine: 5%, median, 95%; "
     "g=…: by what factor H would grow with g groups of channels and the same weights, as in LN-G (medians)"
 )
 GROUP_COLUMNS = 6
@@ -26,10 +29,10 @@ GROUP_COLUMNS = 6
 @tables.register
 def _(result: Inspection) -> list[RenderableType]:
     geometry = new_table(f"Norms of {result.model}", GEOMETRY_CAPTION, "norm", "kind")
-    for heading in ("size", "dim", "zeros", "neg", "longest", "median", "shortest", "particip."):
+    for heading in ("size", "dim", "dead", "neg", "longest", "median", "shortest", "particip."):
         geometry.add_column(heading, justify="right")
     for norm in result.norms:
-        counts = [norm.size, norm.dimension, norm.zero_gains, norm.negative_gains]
+        counts = [norm.size, norm.dimension, _dead(norm), norm.negative_gains]
         lengths = [norm.axis_max, norm.axis_median, norm.axis_min, norm.participation_ratio]
         without = "∞" if norm.kind in ("projection", "affine") and norm.dimension else "–"
         geometry.add_row(
@@ -43,6 +46,10 @@ def _(result: Inspection) -> list[RenderableType]:
     if not result.norms:
         return [*words]
     return [geometry, *([_landing_table(landed), _bending_table(landed)] if landed else []), *words]
+
+
+def _dead(norm: NormGeometry) -> int | None:
+    return None if norm.dead_gains is None else len(norm.dead_gains)
 
 
 def _landing_table(norms: list[NormGeometry]) -> Table:
@@ -67,7 +74,7 @@ def _bending_table(norms: list[NormGeometry]) -> Table:
     table = new_table("How much the norms bend there", BENDING_CAPTION, "norm")
     known = {factor.groups for norm in norms if norm.landing for factor in norm.landing.group_factors}
     shown = _evenly(sorted(known))
-    for heading in ("H 5%", "H", "H 95%", *(f"g={groups}" for groups in shown)):
+    for heading in ("not affine", "H 5%", "H", "H 95%", *(f"g={groups}" for groups in shown)):
         table.add_column(heading, justify="right")
     for norm in norms:
         landing = norm.landing
@@ -77,7 +84,11 @@ def _bending_table(norms: list[NormGeometry]) -> Table:
             ["–"] * 3 if spread is None else [f"{value:.3g}" for value in (spread.low, spread.median, spread.high)]
         )
         factors = {factor.groups: f"{factor.factor.median:.3g}×" for factor in landing.group_factors}
-        table.add_row(escape(norm.name or "(the model)"), *bending, *(factors.get(groups, "–") for groups in shown))
+        fit = landing.affine_fit
+        share = "–" if fit is None else f"{'' if fit.fit == 'full' else '~'}{100 * fit.unexplained:.3g}%"
+        table.add_row(
+            escape(norm.name or "(the model)"), share, *bending, *(factors.get(groups, "–") for groups in shown)
+        )
     return table
 
 
