@@ -6,7 +6,8 @@
 Every type is described by its own defaults, with one layer where it counts layers. Each case adds a hostile key to
 that, in nested configurations too, or puts the name of a repository in place of a text or of nothing. A folder with it,
 with a tokenizer_config.json that is as hostile and with one tensor is given to what all commands read models with:
-`find`, `load_model`, `load_tokenizer` and `token_texts`. Whatever a socket is asked for is recorded and denied below
+`find`, `load_tokenizer` and `token_texts`, and without the tensor to `load_model`, which would fill in random weights
+otherwise. Settings that all types share are replaced in gpt2 alone. Whatever a socket is asked for is recorded and denied below
 everything else. A traceback is an error that the command line would not turn into one line. A type has a limit of time
 and of memory.
 
