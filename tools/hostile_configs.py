@@ -7,9 +7,9 @@ Every type is described by its own defaults, with one layer where it counts laye
 that, in nested configurations too, or puts the name of a repository in place of a text or of nothing. A folder with it,
 with a tokenizer_config.json that is as hostile and with one tensor is given to what all commands read models with:
 `find`, `load_tokenizer` and `token_texts`, and without the tensor to `load_model`, which would fill in random weights
-otherwise. Settings that all types share are replaced in gpt2 alone. Whatever a socket is asked for is recorded and denied below
-everything else. A traceback is an error that the command line would not turn into one line. A type has a limit of time
-and of memory.
+otherwise. Settings that all types share are replaced in gpt2 alone. Whatever a socket is asked for is recorded and
+denied below everything else. A traceback is an error that the command line would not turn into one line. A type has
+a limit of time and of memory.
 
 Two counts must be 0, or the exit code is 1: attempts to connect, and tracebacks. That the cases are hostile is shown by
 how many types connect when transformers alone is given the name of a backbone.
