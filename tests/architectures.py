@@ -116,7 +116,7 @@ ARCHITECTURES = {
         "vision_config": {"hidden_size": 16, "output_channels": 8, "num_hidden_layers": 2, "num_attention_heads": 2,
                           "image_size": 16, "patch_size": 4, "window_size": 2, "global_attn_indexes": [1],
                           "mlp_dim": 24, "num_pos_feats": 4},
-        "prompt_encoder_config": {"hidden_size": 8, "image_size": 16, "patch_size": 4, "mask_input_channels": 4},
+        "prompt_encoder_config": {"hidden_size": 8, "image_size": 16, "patch_size": 4, "mask_input_channels": 16},
         "mask_decoder_config": {"hidden_size": 8, "mlp_dim": 12, "num_hidden_layers": 2, "num_attention_heads": 2,
                                 "iou_head_hidden_dim": 8}}),
     "jamba": ("JambaForCausalLM", {**GROUPED, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
@@ -163,3 +163,14 @@ def made(architecture, settings=None):
     name, own = ARCHITECTURES[architecture]
     config = transformers.AutoConfig.for_model(architecture, **(own if settings is None else settings))
     return getattr(transformers, name)(config)
+
+
+def random_model(architecture, settings=None, seed=0):
+    """The model in evaluation mode, every parameter random, so that no two values agree by accident."""
+    import torch
+
+    torch.manual_seed(seed)
+    model = made(architecture, settings)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return model.eval()

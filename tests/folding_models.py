@@ -1,9 +1,6 @@
 """Tiny transformers of every architecture that folding is shown on, with random weights, gains and biases."""
 
-import torch
-from torch import nn
-
-from architectures import ARCHITECTURES, made
+from architectures import ARCHITECTURES, random_model
 
 REQUIRED = (
     "gpt2", "opt", "gpt_neox", "gptj", "falcon", "stablelm", "bert", "vit", "whisper", "llama", "gemma2", "qwen3"
@@ -13,12 +10,8 @@ LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_lay
 
 
 def folding_model(architecture, layers=2):
-    """The model in evaluation mode, every parameter random, so that no two values agree by accident."""
-    torch.manual_seed(0)
-    model = made(architecture, _with_layers(ARCHITECTURES[architecture][1], layers))
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    return model.eval()
+    """The model with so many layers, every parameter random."""
+    return random_model(architecture, _with_layers(ARCHITECTURES[architecture][1], layers))
 
 
 def _with_layers(settings, layers):
