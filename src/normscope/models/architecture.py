@@ -36,7 +36,7 @@ def build_architecture(config: dict[str, Any]) -> nn.Module | None:
             model: nn.Module = build(described)
     except Exception as error:
         raise ValueError(f"config.json does not describe a model of kind {kind!r}: {first_line(error)}") from None
-    return model.eval()
+    return model.eval().to("meta")  # some classes make a parameter on the CPU whatever they are told
 
 
 def named_class(names: object) -> "type[PreTrainedModel] | None":
