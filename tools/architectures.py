@@ -33,7 +33,7 @@ HEAD = """# Architectures
 Tiny random models of every architecture, written to folders and given to the commands as they are; example inputs are
 generated. Nothing about an architecture is known to the code that looks at it.
 
-- **norms**: what `inspect` finds, by kind; "checked" of them compute in the traced model what they compute alone.
+- **norms**: what `inspect` finds, by kind, and how many of them were checked where the traced model calls them.
 - **ranges**: layers whose outputs are bounded for all inputs, and those that are not covered, each with its reason.
 - **output / bound**: the largest output of a bounded layer beside its bound, in {passes} forward passes with random
   gains and all linear weights {large:.0f} times as large. Above 1 the bound would be false.
@@ -140,6 +140,10 @@ def inspected(folder: Path) -> dict:
     return {
         "kinds": counted(norm.kind for norm in found.norms),
         "unknown": counted(general(norm.problem) for norm in found.norms if norm.kind == "unknown"),
+        "unchecked": counted(general(norm.unchecked) for norm in found.norms if norm.unchecked is not None),
+        "gated": counted(norm.gate for norm in found.norms if norm.gate is not None),
+        "functions": sum(norm.function is not None for norm in found.norms),
+        "untraced": found.untraced,
         "placement": found.placement,
         "qk_norm": found.qk_norm,
         "connected": sum(norm.reads is not None for norm in found.norms),
@@ -289,8 +293,8 @@ def swapped(model) -> dict:
 
     from normscope import swap
     from normscope.models.examples import example_inputs
+    from normscope.models.float64_run import floats
     from normscope.rewrite.certificate import difference
-    from normscope.rewrite.evaluation import floats
 
     swapping, inputs = swap(model, groups=1, only="*"), example_inputs(model)
     with torch.no_grad():
@@ -336,6 +340,12 @@ def cell(part: str, result: dict) -> str:
     return "failed" if "failed" in result else CELLS[part](result)
 
 
+def norms_cell(result: dict) -> str:
+    kinds, total = result["kinds"], sum(result["kinds"].values())
+    named = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none"
+    return f"{named}; {total - sum(result['unchecked'].values())} checked"
+
+
 def folding_cell(result: dict) -> str:
     later = f" (+{result['after_look_up']} after look-up)" if result["after_look_up"] else ""
     centred = f"{result['centred']}{later} of {result['subtract_means']} means, " if result["subtract_means"] else ""
@@ -349,7 +359,7 @@ def capture_cell(result: dict) -> str:
 
 
 CELLS = {
-    "inspect": lambda result: ", ".join(f"{count} {kind}" for kind, count in result["kinds"].items()) or "none",
+    "inspect": norms_cell,
     "ranges": lambda result: f"{result['bounded']} / {sum(result['not_covered'].values())}",
     "soundness": lambda result: f"{result['largest']:.4f}" if result["layers"] else "–",
     "fold": folding_cell,
@@ -363,7 +373,8 @@ CELLS = {
 
 def remarks(row: dict) -> list[str]:
     said = [f"{part} failed: {reason}" for part, reason in failures(row).items()]
-    said += [f"{count} × unknown norm: {reason}" for reason, count in row["inspect"].get("unknown", {}).items()]
+    for what in ("unknown", "unchecked", "gated"):
+        said += [f"{count} × {what}: {reason}" for reason, count in row["inspect"].get(what, {}).items()]
     said += [f"{count} × kept by swap: {reason}" for reason, count in row["swap"].get("kept", {}).items()]
     if reason := row["capture"].get("attention_refused"):
         said.append(f"queries and keys: {reason}")
