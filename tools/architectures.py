@@ -317,6 +317,8 @@ def general(reason) -> str:
 
 
 def page(rows: list[dict]) -> str:
+    from architectures import ARCHITECTURES
+
     lines = [
         "| model | norms | ranges: bounded / not covered | output / bound | fold | fold --rms | capture | swap |",
         "|---|---|---|---|---|---|---|---|",
@@ -333,7 +335,9 @@ def page(rows: list[dict]) -> str:
             notes.append(f"- **{row['model']}**: {'; '.join(said)}")
     head = HEAD.format(passes=len(SEEDS) * len(FACTORS), large=LARGE)
     below = "\n".join(["## What was not understood, kept or refused", "", *notes]) if notes else ""
-    return f"{head}{chr(10).join(lines)}\n\n{below}\n"
+    missing = sorted(set(ARCHITECTURES) - {row["architecture"] for row in rows})
+    left = f"Not run yet, and to be run by the same command: {', '.join(missing)}.\n\n" if missing else ""
+    return f"{head}{left}{chr(10).join(lines)}\n\n{below}\n"
 
 
 def cell(part: str, result: dict) -> str:
