@@ -37,7 +37,7 @@ generated. Nothing about an architecture is known to the code that looks at it.
 - **ranges**: layers whose outputs are bounded for all inputs, and those that are not covered, each with its reason.
 - **output / bound**: the largest output of a bounded layer beside its bound, in {passes} forward passes with random
   gains and all linear weights {large:.0f} times as large. Above 1 the bound would be false.
-- **fold**, **fold --rms**: of how many norms the mean and the gain were folded; the certificate's float64 difference.
+- **fold**, **fold --rms**: of how many norms the mean and the gain were folded; the certificate's rewrite difference.
 - **capture**: norms whose inputs and outputs were recorded, and attention layers whose queries and keys were.
 - **swap**: norms that became modules of `normscope.nn` in one group, which computes the same; how far the outputs are
   from those of the original, relative to the largest.
@@ -263,7 +263,8 @@ def folded(folder: Path, out: Path, *, rms: bool = False) -> dict:
         "replaced": len(folding.replaced),
         "kept": dict(kept),
         "not_run": len(folding.not_run),
-        "float64_difference": folding.certificate.float64_difference,
+        "rewrite_difference": folding.certificate.rewrite_difference,
+        "written_difference": folding.certificate.written_difference,
         "holds": folding.certificate.holds,
     }
 
@@ -353,7 +354,7 @@ def norms_cell(result: dict) -> str:
 def folding_cell(result: dict) -> str:
     later = f" (+{result['after_look_up']} after look-up)" if result["after_look_up"] else ""
     centred = f"{result['centred']}{later} of {result['subtract_means']} means, " if result["subtract_means"] else ""
-    held = f"{result['float64_difference']:.0e}" if result["holds"] else "NOT the same"
+    held = f"{result['rewrite_difference']:.0e}" if result["holds"] else "NOT the same"
     return f"{centred}{result['affine']} of {result['norms']} gains; {held}"
 
 
