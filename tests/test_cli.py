@@ -331,3 +331,51 @@ def test_verify_checks_saved_certificates_again(tmp_path):
     file.write_bytes(b"no archive at all")
     assert_refused(run("verify", file), "certificates.npz holds no certificates")
     assert_refused(run("inspect", "--text", tmp_path / "nowhere.txt"), "nowhere.txt: no such file or directory")
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    np.savez(tmp_path / "inputs.npz", input_ids=np.arange(12).reshape(2, 6))
+    return tmp_path / "inputs.npz"
+
+
+def test_every_command_that_calls_a_model_takes_inputs_from_a_file(run_here, inputs, tmp_path):
+    done = run_here("inspect", "--inputs", inputs, "--json")
+    result = json.loads(done.stdout)
+    jsonschema.validate(result, schema("inspect"), cls=jsonschema.Draft202012Validator)
+    assert [norm["landing"]["inputs"] for norm in result["norms"]] == [12] * 9
+    assert result["placement"] == "pre-norm"
+    done = run_here("keys", "--inputs", inputs, "--json")
+    assert json.loads(done.stdout)["sequences"] == 2
+    done = run_here("ranges", "--inputs", inputs, "--json")
+    assert json.loads(done.stdout)["layers"] == json.loads(run_here("ranges", "--json").stdout)["layers"]
+    done = run_here("fold", "bundled", tmp_path / "folded", "--inputs", inputs, "--json")
+    assert json.loads(done.stdout)["certificate"]["inputs"] == "input_ids 2×6"
+
+
+@pytest.mark.parametrize("command", ["inspect", "ranges", "keys", "fold"])
+def test_inputs_that_the_model_does_not_take_are_refused(run_here, command, inputs, tmp_path):
+    target = ["bundled", tmp_path / "out"] if command == "fold" else []
+    np.savez(tmp_path / "wrong.npz", tokens=np.arange(3))
+    done = run_here(command, *target, "--inputs", tmp_path / "wrong.npz")
+    assert_refused(done, "inputs must be named like parameters of GPT2LMHeadModel.forward, got 'tokens'")
+    if command != "ranges":  # which looks at no values
+        np.savez(tmp_path / "beyond.npz", input_ids=np.full((1, 4), 10**6))
+        assert_refused(run_here(command, *target, "--inputs", tmp_path / "beyond.npz"), "index out of range")
+    assert_refused(run_here(command, *target, "--inputs", tmp_path / "none.npz"), "none.npz: no such file or directory")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_text_and_inputs_exclude_each_other_and_lines_need_a_text(run_here, inputs):
+    for command in ("inspect", "keys"):
+        done = run_here(command, "--inputs", inputs, "--text", "sample")
+        assert_refused(done, "--text and --inputs can't be given together")
+        assert_refused(run_here(command, "--inputs", inputs, "--lines"), "--lines needs --text")
+    assert_refused(run_here("keys"), "give --text (a file, or 'sample') or --inputs FILE")
+
+
+def test_lines_of_a_text_are_sequences(run_here, tmp_path):
+    file = tmp_path / "lines.txt"
+    file.write_text("To be, or not to be.\nThat is the question.\n", encoding="utf-8")
+    assert json.loads(run_here("keys", "--text", file, "--lines", "--json").stdout)["sequences"] == 2
+    assert json.loads(run_here("keys", "--text", file, "--json").stdout)["sequences"] == 1

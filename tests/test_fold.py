@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from folding_models import ARCHITECTURES, OTHERS, REQUIRED, folding_inputs, folding_model
+from folding_models import ARCHITECTURES, OTHERS, REQUIRED, folding_model
 from normscope.models.find import find
 from normscope.report.tables import tables
 from normscope.rewrite import weights
@@ -49,7 +49,7 @@ def counts(folding):
 def test_every_architecture_goes_to_disk_and_back_as_the_same_function(architecture, tmp_path):
     model = folding_model(architecture, layers=1)
     before = copy.deepcopy(model.state_dict())
-    folding = fold(model, *folding_inputs(architecture))
+    folding = fold(model)
     assert counts(folding) == NORMS[architecture]
     assert folding.certificate.rewrite_difference < 1e-13
     assert folding.certificate.folded_error < 10 * folding.certificate.original_error

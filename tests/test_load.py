@@ -14,7 +14,6 @@ from normscope.data import bundled_model, sample_text
 from normscope.models import load
 from normscope.models.architecture import build_architecture, notes_on
 from normscope.models.checkpoint import CheckpointError
-from normscope.models.examples import example_inputs
 from normscope.models.load import load_model, run_in_pieces, text_batches
 from normscope.models.transformers_library import NotFollowedWarning
 from tiny_models import SMALL, build
@@ -223,14 +222,3 @@ def test_a_model_without_values_is_not_run():
     assert "it is on the meta device" in refusal(
         ValueError, lambda: normscope.inspect(bundled_model(), text="some words", device="meta")
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "missing"),
-    [("ResNet", "image_size"), ("Segformer", "image_size"), ("Speech2Text", "num_mel_bins")],
-)
-def test_a_model_whose_config_says_no_size_needs_an_example(name, missing):
-    with torch.device("meta"):
-        model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")())
-    message = f"an example input must be given for {name}Model: its configuration does not say {missing}"
-    assert refusal(ValueError, example_inputs, model) == message

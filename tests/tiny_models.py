@@ -4,27 +4,11 @@ import torch
 import transformers
 from torch import nn
 
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 50}
-TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-GROUPED = {**SMALL, **TOKENS, "num_key_value_heads": 1}
-CONFIGS = {
-    "gpt2": ("GPT2LMHeadModel", {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 16, "vocab_size": 50,
-                                 **TOKENS}),
-    "bert": ("BertModel", SMALL),
-    "llama": ("LlamaForCausalLM", GROUPED),
-    "gemma": ("GemmaForCausalLM", {**GROUPED, "head_dim": 8}),
-    "t5": ("T5ForConditionalGeneration", {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2,
-                                          "vocab_size": 50, "decoder_start_token_id": 0}),
-    "vit": ("ViTModel", {**SMALL, "image_size": 8, "patch_size": 4}),
-    "qwen3": ("Qwen3ForCausalLM", {**GROUPED, "head_dim": 8}),
-    "olmo2": ("Olmo2ForCausalLM", GROUPED),
-    "whisper": ("WhisperForConditionalGeneration", {
-        "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "vocab_size": 50,
-        "num_mel_bins": 4, "max_source_positions": 8, "max_target_positions": 16, "decoder_start_token_id": 3, **TOKENS,
-    }),
-    "phi": ("PhiForCausalLM", {**SMALL, **TOKENS}),
-}  # fmt: skip
+from architectures import ARCHITECTURES, GROUPED, SMALL, TOKENS
+
+__all__ = ["CONFIGS", "EXPECTED", "GROUPED", "SMALL", "TOKENS", "build", "tiny_model"]
+NAMES = ("gpt2", "bert", "llama", "gemma", "t5", "vit", "qwen3", "olmo2", "whisper", "phi")
+CONFIGS = {name: ARCHITECTURES[name] for name in NAMES} | {"vit": ("ViTModel", ARCHITECTURES["vit"][1])}
 
 
 EXPECTED = {  # of the model without its head: norms, kind, gain convention, eps

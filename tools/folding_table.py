@@ -39,11 +39,11 @@ def put(lines: str, begin: str, end: str) -> None:
 
 def row_of(architecture, name):
     """What became of one architecture."""
-    from folding_models import folding_inputs, folding_model
+    from folding_models import folding_model
     from normscope.rewrite.fold import fold
     from normscope.rewrite.storage import save_folding
 
-    folding = fold(folding_model(architecture), *folding_inputs(architecture))
+    folding = fold(folding_model(architecture))
     with tempfile.TemporaryDirectory() as folder:
         folding = save_folding(folding, Path(folder) / "folded")
     kept: dict[str, list[str]] = {}

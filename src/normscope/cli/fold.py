@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from normscope.cli.options import DEVICE, JsonFlag, printable, show, tell_written
+from normscope.cli.options import DEVICE, InputsOption, JsonFlag, inputs_of, printable, show, tell_written
 
 BUNDLED = "bundled"
 
@@ -26,6 +26,7 @@ def fold(
             "--untie", metavar="", help="Give a head that shares its matrix with a table a copy, and fold that too."
         ),
     ] = False,
+    inputs: InputsOption = None,
     json: JsonFlag = False,
     device: Annotated[str, typer.Option(help="Where to run both models.")] = DEVICE,
     dtype: Annotated[
@@ -33,7 +34,7 @@ def fold(
     ] = None,
 ) -> None:
     """Write a model that computes the same with norms that do less: a proof, and a reason for all that was kept."""
-    source = model
+    batch, source = inputs_of(inputs), model
     if str(model) == BUNDLED and not model.exists():
         from normscope.data import bundled_model
 
@@ -41,7 +42,9 @@ def fold(
     from normscope.rewrite.storage import NotTheSameError, fold_checkpoint
 
     try:
-        result = fold_checkpoint(source, out, rms=rms, untie=untie, device=device, dtype=dtype, name=str(model))
+        result = fold_checkpoint(
+            source, out, inputs=batch, rms=rms, untie=untie, device=device, dtype=dtype, name=str(model)
+        )
     except NotTheSameError as error:
         show(error.folding, json)
         print(f"normscope: {printable(str(error))}; nothing was written", file=sys.stderr)

@@ -11,9 +11,12 @@ from normscope.cli.options import (
     DeviceOption,
     DtypeOption,
     ForceFlag,
+    InputsOption,
     JsonFlag,
+    LinesFlag,
     ModelArgument,
     PictureOption,
+    inputs_of,
     picture_of,
     progress,
     require_picture,
@@ -34,6 +37,8 @@ def inspect(
         str | None,
         typer.Option(help="Run the model, a folder, on this UTF-8 file, or on 'sample', and say where inputs land."),
     ] = None,
+    lines: LinesFlag = False,
+    inputs: InputsOption = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
     force: ForceFlag = False,
@@ -43,13 +48,14 @@ def inspect(
 
     require_writable(html, PAGES, force)
     require_picture(picture, force)
-    if text is None and (device, dtype) != (DEVICE, DTYPE):
-        raise ValueError("--device and --dtype need --text: without a text the model is not run")
+    if text is None and inputs is None and (device, dtype) != (DEVICE, DTYPE):
+        raise ValueError("--device and --dtype need --text or --inputs: without them the model is not run")
+    batch = inputs_of(inputs, text, lines)
     words = text_of(text)
     from normscope.report.pictures import geometry_picture
     from normscope.studies.inspect import inspect as study
 
-    result = study(model, text=words, device=device, dtype=dtype, progress=progress)
+    result = study(model, text=words, lines=lines, inputs=batch, device=device, dtype=dtype, progress=progress)
     contents: dict[Path, bytes] = {}
     if html:
         from normscope.report.html import render

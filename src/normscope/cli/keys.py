@@ -14,8 +14,11 @@ from normscope.cli.options import (
     DtypeOption,
     FolderArgument,
     ForceFlag,
+    InputsOption,
     JsonFlag,
+    LinesFlag,
     PictureOption,
+    inputs_of,
     picture_of,
     progress,
     require_picture,
@@ -36,7 +39,12 @@ class At(StrEnum):
 def keys(
     model: FolderArgument = None,
     *,
-    text: Annotated[str, typer.Option(help="Run the model on this UTF-8 file, or on 'sample'.")],
+    text: Annotated[
+        str | None,
+        typer.Option(help="Run the model on this UTF-8 file, or on 'sample'; this or --inputs must be given."),
+    ] = None,
+    lines: LinesFlag = False,
+    inputs: InputsOption = None,
     at: Annotated[
         At,
         typer.Option(help="Keys are what goes into the norm before attention, what comes out, or those of each head."),
@@ -63,12 +71,17 @@ def keys(
 
     require_picture(picture, force)
     require_writable(certificates, ENDINGS, force)
+    if text is None and inputs is None:
+        raise ValueError("keys are those of a text or of inputs: give --text (a file, or 'sample') or --inputs FILE")
+    batch = inputs_of(inputs, text, lines)
     words = text_of(text)
     from normscope.studies.keys import keys as study
 
     result = study(
         model,
         words,
+        lines=lines,
+        inputs=batch,
         at=at.value,
         max_keys=max_keys,
         causal=causal,

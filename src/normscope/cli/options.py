@@ -10,6 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from torch import Tensor
 
 SAMPLE = "sample"
 DEVICE, DTYPE = "cpu", "float32"
@@ -33,7 +34,12 @@ JsonFlag = Annotated[
 ]
 PictureOption = Annotated[Path | None, typer.Option("--picture", help="Write a picture here: .png, .svg or .pdf.")]
 ForceFlag = Annotated[bool, typer.Option("--force", metavar="", help="Replace files that exist.")]
-DeviceOption = Annotated[str, typer.Option(help="Where to run the model on the text.")]
+InputsOption = Annotated[
+    Path | None,
+    typer.Option(help="Call the model, a folder, with the named tensors of this .npz or .safetensors file."),
+]
+LinesFlag = Annotated[bool, typer.Option("--lines", metavar="", help="Each line of the text is a sequence of its own.")]
+DeviceOption = Annotated[str, typer.Option(help="Where to run the model on the text or inputs.")]
 DtypeOption = Annotated[str, typer.Option(help="In what to run it: float32, float64, bfloat16 or float16.")]
 
 
@@ -48,6 +54,19 @@ def text_of(given: str | None) -> str | None:
     from normscope.models.load import read_text
 
     return read_text(Path(given))
+
+
+def inputs_of(given: Path | None, text: str | None = None, lines: bool = False) -> "dict[str, Tensor] | None":
+    """The batch that --inputs names; refused beside a text, as --lines is without one."""
+    if lines and text is None:
+        raise ValueError("--lines needs --text: it is about the lines of a text")
+    if given is None:
+        return None
+    if text is not None:
+        raise ValueError("--text and --inputs can't be given together: the model runs on one of them")
+    from normscope.models.inputs import read_inputs
+
+    return read_inputs(given)
 
 
 def show(result: Any, json: bool) -> None:

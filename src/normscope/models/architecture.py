@@ -33,7 +33,7 @@ def build_architecture(config: dict[str, Any]) -> nn.Module | None:
         build = library.model_class(described.architectures) or _bare_model
         with torch.device("meta"), _at_most(most_modules()):
             model: nn.Module = build(described)
-    return model.eval()
+    return model.eval().to("meta")  # some classes make a parameter on the CPU whatever they are told
 
 
 def described_config(config: dict[str, Any]) -> "PreTrainedConfig":

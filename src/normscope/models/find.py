@@ -21,6 +21,7 @@ from normscope.models.float64_run import run_call
 from normscope.models.found import FoundNorm, Inventory
 from normscope.models.graph import ModelGraph, trace
 from normscope.models.in_place import FunctionNorm, InPlace, function_norms, in_place
+from normscope.models.inputs import first_batch
 from normscope.models.probe import Form, form_of
 from normscope.norm import Norm
 
@@ -55,14 +56,17 @@ def find_traced(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | No
 
 
 def _traced(
-    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None, parameters: int | None = None
+    model: nn.Module,
+    inputs: Mapping[str, Any] | Sequence[Any] | None,
+    parameters: int | None = None,
+    folder: Path | None = None,
 ) -> tuple[ModelGraph | None, str | None]:
     """The graph of one call, or why there is none."""
     count = sum(values.numel() for values in model.parameters()) if parameters is None else parameters
     if inputs is None and count > LARGEST:
         return None, f"models of more than {LARGEST:,} parameters are not traced, this one has {count:,}"
     try:
-        example = example_inputs(model) if inputs is None else inputs
+        example = example_inputs(model, folder) if inputs is None else inputs
         device = next((values.device for values in model.parameters()), torch.device("cpu"))
         moved = tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, example)
         return trace(model, moved), None
@@ -97,7 +101,8 @@ def _find_in_checkpoint(path: Path, inputs: Mapping[str, Any] | Sequence[Any] | 
             if model is None:
                 norms = list(norms_by_name(checkpoint))
             else:
-                graph, untraced = _traced(model, inputs, checkpoint.parameters)
+                fitted = first_batch(model, inputs) if isinstance(inputs, Mapping) else inputs
+                graph, untraced = _traced(model, fitted, checkpoint.parameters, path if path.is_dir() else path.parent)
                 tensors = _StoredTensors(checkpoint, model)
                 norms = [*_norms(model, graph, untraced, tensors), *tensors.undescribed()]
         except CheckpointError:

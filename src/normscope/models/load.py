@@ -53,8 +53,11 @@ def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32") -> nn
     return placed
 
 
-def text_batches(path: Path, text: str) -> "TextBatches":
-    """The tokens of a text in pieces that fit the model of a folder, with the special tokens it expects."""
+def text_batches(path: Path, text: str, *, lines: bool = False) -> "TextBatches":
+    """The tokens of a text in pieces that fit the model of a folder, with the special tokens it expects.
+
+    With `lines`, each line is a sequence of its own, and in pieces only if it is too long; empty ones are left out.
+    """
     _require_folder(path)
     if not text.strip():
         raise ValueError("the text is empty: give a text with at least one word")
@@ -64,7 +67,7 @@ def text_batches(path: Path, text: str) -> "TextBatches":
         raise ValueError(f"{path}: {type(model).__name__} takes {takes}, not text")
     tokenizer = load_tokenizer(path)
     with _named(path):
-        return TextBatches(text, tokenizer, model)
+        return TextBatches(text, tokenizer, model, lines=lines)
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -96,39 +99,44 @@ class TextBatches:
     The text is tokenized once at the start, to count and to check, and again each time the batches are gone through.
     """
 
-    def __init__(self, text: str, tokenizer: Any, model: nn.Module) -> None:
-        self._text, self._tokenizer = text, tokenizer
+    def __init__(self, text: str, tokenizer: Any, model: nn.Module, *, lines: bool = False) -> None:
+        self._sequences = [line for line in text.split("\n") if line.strip()] if lines else [text]
+        self._tokenizer = tokenizer
         self._before, self._after = _special_tokens(tokenizer, text)
         self._room: int = min(_longest(model), tokenizer.model_max_length) - len(self._before) - len(self._after)
         if self._room < 1:
             raise ValueError("no token of a text fits beside the special tokens in the length that the model allows")
         self._decodes = "decoder_input_ids" in inspect.signature(model.forward).parameters
-        self._tokens, known, largest = 0, False, max([0, *self._before, *self._after])
-        for tokens in self._blocks():
-            self._tokens += len(tokens)
-            known = known or bool(tokenizer.decode(tokens, skip_special_tokens=True).strip())
-            largest = max([largest, *tokens])
+        self._pieces, known, largest = 0, False, max([0, *self._before, *self._after])
+        for sequence in self._sequences:
+            length = 0
+            for tokens in self._blocks(sequence):
+                length += len(tokens)
+                known = known or bool(tokenizer.decode(tokens, skip_special_tokens=True).strip())
+                largest = max([largest, *tokens])
+            self._pieces += math.ceil(length / self._room)
         if not known:
             raise ValueError("the tokenizer knows no token of the text: tokenizer files may be missing")
         _require_in_vocabulary(largest, model)
 
     def __len__(self) -> int:
-        return math.ceil(self._tokens / self._room)
+        return self._pieces
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        waiting: list[int] = []
-        for tokens in self._blocks():
-            waiting += tokens
-            whole = len(waiting) - len(waiting) % self._room
-            for start in range(0, whole, self._room):
-                yield self._batch(waiting[start : start + self._room])
-            del waiting[:whole]
-        if waiting:
-            yield self._batch(waiting)
+        for sequence in self._sequences:
+            waiting: list[int] = []
+            for tokens in self._blocks(sequence):
+                waiting += tokens
+                whole = len(waiting) - len(waiting) % self._room
+                for start in range(0, whole, self._room):
+                    yield self._batch(waiting[start : start + self._room])
+                del waiting[:whole]
+            if waiting:
+                yield self._batch(waiting)
 
-    def _blocks(self) -> Iterator[list[int]]:
-        """Tokens of the text, block by block, without special tokens."""
-        for block in _cut(self._text):
+    def _blocks(self, sequence: str) -> Iterator[list[int]]:
+        """Tokens of a sequence, block by block, without special tokens."""
+        for block in _cut(sequence):
             yield _tokenized(self._tokenizer, block, add_special_tokens=False)
 
     def _batch(self, tokens: list[int]) -> dict[str, Tensor]:

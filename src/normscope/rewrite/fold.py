@@ -19,6 +19,7 @@ from normscope.models.examples import example_inputs as generated_inputs
 from normscope.models.find import find_alone
 from normscope.models.float64_run import evaluate
 from normscope.models.graph import GraphError, ModelGraph, trace
+from normscope.models.inputs import Inputs, first_batch
 from normscope.rewrite.certificate import certify, difference, identities, rounding_difference
 from normscope.rewrite.places import Watch
 from normscope.rewrite.plan import Plan
@@ -32,12 +33,18 @@ from normscope.rewrite.weights import FoldedWeights, store, stored_as_computed
 
 
 def fold(
-    model: nn.Module, *example_inputs: Any, rms: bool = False, untie: bool = False, name: str | None = None
+    model: nn.Module,
+    *example_inputs: Any,
+    inputs: Inputs | None = None,
+    rms: bool = False,
+    untie: bool = False,
+    name: str | None = None,
 ) -> Folding:
     """A copy of a model with every norm folded that can be shown to fold, and a reason for every one that is kept.
 
     `example_inputs` are what the model is called with, or one mapping of keyword arguments; models of transformers need
-    none. The graph of that call decides, and the certificate is made on it. The model itself stays as it is.
+    none. So are `inputs`, by name: one batch, or several, of which the first is used. The graph of that call decides,
+    and the certificate is made on it. The model itself stays as it is.
 
     The copy has the same architecture, so that its weights can be loaded wherever those of the model can; with `rms`
     its norms are RMSNorm modules of `normscope.nn` where they can be. A table that a head shares stays as it is, and
@@ -54,9 +61,9 @@ def fold(
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError("model must have its weights loaded to be folded, got a model on the meta device")
-    example = _example(model, example_inputs)
+    example = _example(model, example_inputs, inputs)
     inventory = find_alone(model)  # its calls are held against it below, in the model's own run
-    graph = _traced(model, example, generated=not example_inputs)
+    graph = _traced(model, example, generated=not example_inputs and inputs is None)
     original = Watch(graph, inventory.values())
     before = evaluate(graph.program, StoredTensors(model).in_float64, original)
     folded = _copy(model)
@@ -103,8 +110,14 @@ def fold(
     )
 
 
-def _example(model: nn.Module, given: tuple[Any, ...]) -> Any:
+def _example(model: nn.Module, given: tuple[Any, ...], inputs: Inputs | None) -> Any:
     """What the model is called with: a mapping of keyword arguments or a sequence of arguments."""
+    if inputs is not None:
+        if given:
+            raise ValueError(
+                "example inputs and inputs can't be given together: both are what the model is called with"
+            )
+        return first_batch(model, inputs)
     if not given:
         return generated_inputs(model)
     return given[0] if len(given) == 1 and isinstance(given[0], Mapping) else given
@@ -114,7 +127,8 @@ def _traced(model: nn.Module, example: Any, *, generated: bool) -> ModelGraph:
     try:
         return trace(model, example)
     except GraphError as error:
-        hint = f" (called with {', '.join(example)}; normscope.fold in Python takes other inputs)" if generated else ""
+        hint = f" (called with {', '.join(example)}; --inputs FILE, or inputs= in Python, gives others)"
+        hint = hint if generated else ""
         raise GraphError(f"{error}{hint}") from error
 
 

@@ -23,6 +23,7 @@ from normscope.files import new_folder
 from normscope.models.architecture import stored_names
 from normscope.models.checkpoint import CheckpointError, open_checkpoint
 from normscope.models.float64_run import evaluate, floats
+from normscope.models.inputs import Inputs
 from normscope.models.load import DTYPES, load_model
 from normscope.models.transformers_library import locked
 from normscope.rewrite.certificate import difference, outputs_of
@@ -54,6 +55,7 @@ def fold_checkpoint(
     source: Path,
     target: Path,
     *,
+    inputs: Inputs | None = None,
     rms: bool = False,
     untie: bool = False,
     device: str = "cpu",
@@ -62,11 +64,12 @@ def fold_checkpoint(
 ) -> Folding:
     """Fold the model of a folder in Hugging Face format, and write the result to a new one.
 
-    It is written in the dtype of the original, if no other is given.
+    It is written in the dtype of the original, if no other is given, and traced and certified on the first of `inputs`
+    or, without them, on generated ones.
     """
     require_new_folder(target)
     model = load_model(source, device=device, dtype=dtype or stored_dtype(source))
-    return save_folding(fold(model, rms=rms, untie=untie, name=name or str(source)), target, source)
+    return save_folding(fold(model, inputs=inputs, rms=rms, untie=untie, name=name or str(source)), target, source)
 
 
 def require_new_folder(path: Path) -> None:

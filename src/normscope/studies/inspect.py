@@ -14,6 +14,7 @@ from normscope.models.capture import ROUNDING, ROWS, Activations, capture
 from normscope.models.connections import Connections, connections_of
 from normscope.models.find import find
 from normscope.models.found import FoundNorm, Inventory
+from normscope.models.inputs import Inputs, batches_for
 from normscope.models.load import load_model, run_in_pieces, text_batches
 from normscope.norm import Norm
 from normscope.studies.affine_fit import room_for_full_fits
@@ -32,6 +33,8 @@ def inspect(
     model: nn.Module | str | Path | None = None,
     *,
     text: str | None = None,
+    lines: bool = False,
+    inputs: Inputs | None = None,
     batches: Iterable[Mapping[str, Tensor]] | None = None,
     device: str = "cpu",
     dtype: str = "float32",
@@ -39,20 +42,30 @@ def inspect(
 ) -> Inspection:
     """The geometry of every norm of a model: a live module, a checkpoint, or the model that ships with the package.
 
-    With a text (for a folder with a tokenizer) or with batches of keyword inputs (for a live module) the model is run,
-    and each norm says where its inputs land.
+    With a text (for a folder with a tokenizer), with inputs (one batch of keyword arguments, or several) or with
+    batches (several, for a live module) the model is run, and each norm says where its inputs land. With `lines` each
+    line of the text is a sequence of its own. The graph, too, is of a call with the first of the inputs.
 
     >>> inspect(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))).norms[0].dimension
     2
     """
     place = bundled_model() if model is None else model
-    inventory, batches = _found(place, batches)
     landed: dict[str, LandingGatherer] = {}
+    if inputs is not None:
+        if text is not None or batches is not None:
+            raise ValueError("inputs can't be given together with a text or batches: the model runs on one of them")
+        live = place if isinstance(place, nn.Module) else load_model(Path(place), device=device, dtype=dtype)
+        given = batches_for(live, inputs)
+        first = next(given)
+        inventory = find(place, inputs=first)
+        landed = _land(live, chain([first], given), inventory, progress)
+    else:
+        inventory, batches = _found(place, batches)
     if text is not None:
         if isinstance(place, nn.Module):
             raise ValueError("text needs a folder with a tokenizer; for a live module give batches of inputs instead")
         path = Path(place)
-        batches = text_batches(path, text)
+        batches = text_batches(path, text, lines=lines)
         landed = _land(load_model(path, device=device, dtype=dtype), batches, inventory, progress)
     elif batches is not None:
         if not isinstance(place, nn.Module):

@@ -27,6 +27,7 @@ from normscope.models.capture import capture
 from normscope.models.find import find
 from normscope.models.found import FoundNorm
 from normscope.models.heads import Heads
+from normscope.models.inputs import Inputs, batches_for
 from normscope.models.load import load_model, run_in_pieces, text_batches
 from normscope.models.query_maps import HeadMaps, NoMapError, norms_before_keys
 from normscope.models.token_texts import token_texts
@@ -43,6 +44,8 @@ def keys(
     model: nn.Module | str | Path | None = None,
     text: str | None = None,
     *,
+    lines: bool = False,
+    inputs: Inputs | None = None,
     batches: Iterable[Mapping[str, Tensor]] | None = None,
     at: str = "heads",
     max_keys: int | None = None,
@@ -55,8 +58,9 @@ def keys(
 ) -> Keys:
     """Which keys of a text no query can select, in every layer (at "input" or "output" of its norm) or in all "heads".
 
-    The text is for a folder with a tokenizer, or for the model that ships with the package; a live module takes batches
-    of keyword inputs instead. Padding is left out.
+    The text is for a folder with a tokenizer, or for the model that ships with the package; with `lines` each of its
+    lines is a sequence of its own. In its place any model takes inputs: one batch of keyword arguments, or several; a
+    live module also takes `batches`. Padding is left out.
 
     - max_keys: only the first so many keys of each sequence compete.
     - causal: each key against those up to its own position, where it meets the fewest rivals.
@@ -68,7 +72,7 @@ def keys(
     """
     _require_sense(at, causal, reachable, keep)
     most = None if max_keys is None else as_count(max_keys, "max_keys", least=1)
-    live, name, pieces, folder = _opened(model, text, batches, device, dtype)
+    live, name, pieces, folder = _opened(model, text, lines, inputs, batches, device, dtype)
     study = _Study(live, at, most, causal, reachable, keep)
     total = f" of {len(pieces)}" if isinstance(pieces, Sized) else ""
     for number, batch in enumerate(pieces, start=1):
@@ -96,22 +100,30 @@ def _require_sense(at: str, causal: bool, reachable: bool, keep: bool) -> None:
 def _opened(
     model: nn.Module | str | Path | None,
     text: str | None,
+    lines: bool,
+    inputs: Inputs | None,
     batches: Iterable[Mapping[str, Tensor]] | None,
     device: str,
     dtype: str,
 ) -> tuple[nn.Module, str, Iterable[Mapping[str, Tensor]], Path | None]:
     """The model as it runs, its name, what it runs on, and the folder of its tokenizer."""
+    if inputs is not None and (text is not None or batches is not None):
+        raise ValueError("inputs can't be given together with a text or batches: the model runs on one of them")
+    pieces: Iterable[Mapping[str, Tensor]]
     if isinstance(model, nn.Module):
-        if text is not None or batches is None:
+        if text is not None or (batches is None and inputs is None):
             raise ValueError("a live module needs batches of inputs; for a text give a folder with a tokenizer")
-        return model, type(model).__name__, batches, None
-    if text is None or batches is not None:
-        raise ValueError("a folder needs a text, and so does the bundled model; batches are for a live module")
+        pieces = batches or () if inputs is None else batches_for(model, inputs)
+        return model, type(model).__name__, pieces, None
+    if batches is not None or (text is None and inputs is None):
+        raise ValueError(
+            "a folder needs a text or inputs, and so does the bundled model; batches are for a live module"
+        )
     path = bundled_model() if model is None else Path(model)
-    pieces = text_batches(path, text)
+    pieces = () if text is None else text_batches(path, text, lines=lines)
     live = load_model(path, device=device, dtype=dtype)
     name = "the bundled model" if model is None else str(model)
-    return live, name, pieces, path
+    return live, name, pieces if inputs is None else batches_for(live, inputs), path
 
 
 class _Study:

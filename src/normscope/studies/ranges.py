@@ -25,6 +25,7 @@ from normscope.models.find import find_traced
 from normscope.models.float64_run import run_call
 from normscope.models.found import FoundNorm
 from normscope.models.graph import LinearReader, ModelGraph
+from normscope.models.inputs import Inputs, first_batch
 from normscope.models.load import load_model
 from normscope.norm import Norm
 
@@ -124,12 +125,16 @@ def _entry(layer: LayerRange) -> dict[str, Any]:
 
 
 def ranges(
-    model: nn.Module | str | Path | None = None, example: Mapping[str, Any] | Sequence[Any] | None = None
+    model: nn.Module | str | Path | None = None,
+    example: Mapping[str, Any] | Sequence[Any] | None = None,
+    *,
+    inputs: Inputs | None = None,
 ) -> Ranges:
     """The exact interval of each output of every linear layer that reads a norm.
 
     Of a live module, of a folder in Hugging Face format, or of the model that ships with the package. `example` is what
-    the model is called with, to see which layer reads which norm; models of transformers need none.
+    the model is called with, to see which layer reads which norm; models of transformers need none. So are `inputs`,
+    by name: one batch, or several, of which the first is used.
 
     >>> from torch import nn, ones
     >>> model = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 1))
@@ -141,11 +146,15 @@ def ranges(
     """
     from torch import nn
 
-    if not isinstance(model, nn.Module):
-        path = bundled_model() if model is None else Path(model)
-        name = "the bundled model" if model is None else str(path)
-        return _ranges(load_model(path), example, name)
-    return _ranges(model, example, type(model).__name__)
+    if example is not None and inputs is not None:
+        raise ValueError("example and inputs can't be given together: both are what the model is called with")
+    if isinstance(model, nn.Module):
+        live, name = model, type(model).__name__
+    else:
+        live = load_model(bundled_model() if model is None else Path(model))
+        name = "the bundled model" if model is None else str(Path(model))
+    given = example if inputs is None else first_batch(live, inputs)
+    return _ranges(live, given, name)
 
 
 def _ranges(model: nn.Module, example: Mapping[str, Any] | Sequence[Any] | None, name: str) -> Ranges:
