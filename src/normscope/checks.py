@@ -102,12 +102,12 @@ def require_memory(needed: int, stored: int, what: str) -> None:
     >>> require_memory(5 * 10**12, 3 * 10**6, "keys.npz")
     Traceback (most recent call last):
     ValueError: keys.npz asks for 5000 GB of memory with 0.003 GB of data, and 1 GB is the limit: \
-if you trust it, allow more with --max-gigabytes
+if you trust it, allow more with normscope --max-gigabytes
     """
     if needed > max(_Memory.gigabytes * 1e9, stored):
         raise ValueError(
             f"{what} asks for {_gigabytes(needed)} of memory with {_gigabytes(stored)} of data, and "
-            f"{_Memory.gigabytes:.4g} GB is the limit: if you trust it, allow more with --max-gigabytes"
+            f"{_Memory.gigabytes:.4g} GB is the limit: if you trust it, allow more with normscope --max-gigabytes"
         )
 
 

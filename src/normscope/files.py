@@ -1,5 +1,6 @@
 """Files that appear whole or not at all, and never in place of another without being asked."""
 
+import gzip
 import io
 import math
 import os
@@ -24,6 +25,7 @@ PICTURES = (".pdf", ".png", ".svg")
 PAGES = (".html", ".htm")
 UNFINISHED = ".normscope-"  # how the names of files begin that are being written
 ENCRYPTED = 1  # a flag of files in a .zip file
+PIECE = 2**20  # bytes that are unpacked at a time
 NUMBERS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")  # that arrays in files may have
 
 
@@ -98,6 +100,20 @@ def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     if len(content) != member.file_size:
         raise ValueError(f"{quoted(member.filename)} in it should have {member.file_size} bytes, got {len(content)}")
     return content
+
+
+def unpacked(content: bytes, name: str) -> bytes:
+    """What a .gz file of that name holds; ValueError if it can't be unpacked, or is larger than is allowed."""
+    pieces, size = [], 0
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            while piece := file.read(PIECE):
+                pieces.append(piece)
+                size += len(piece)
+                require_memory(size, len(content), name)
+    except (EOFError, OSError, zlib.error) as error:
+        raise ValueError(f"{name} is not a readable .gz file, or was not copied whole: {first_line(error)}") from None
+    return b"".join(pieces)
 
 
 def npz_arrays(content: bytes, name: str, only: Container[str] | None = None) -> "dict[str, NDArray[Any]]":

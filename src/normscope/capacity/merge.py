@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from normscope.capacity.balls import Ball, BallMap, as_floats_of, ball, images, precision
-from normscope.capacity.certify import GUARD, Exact, Indices, decided, scores_after
+from normscope.capacity.certify import GUARD, HIGHEST, Exact, Indices, decided, scores_after
 from normscope.capacity.line import Line
 from normscope.capacity.samples import Samples
-from normscope.capacity.scaling_layer import AffineMap, against, layer_norm_network
-from normscope.checks import Floats
+from normscope.capacity.scaling_layer import AffineMap, against, layer_norm_network, require_eps
+from normscope.checks import Floats, as_floats, quoted
 
 if TYPE_CHECKING:
     import torch
@@ -84,14 +84,25 @@ class MergeNetwork(NamedTuple):
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> "MergeNetwork":
-        """What `to_dict` gave."""
-        weight = np.array(stored["line"]["weight"], dtype=np.float64)
+        """What `to_dict` gave; ValueError if it can't have given this."""
+        weight, bias, bits = as_floats(stored["line"]["weight"], "the line"), float(stored["line"]["bias"]), stored["bits"]
+        if weight.ndim != 1 or not np.isfinite(bias) or type(bits) is not int or not 2 <= bits <= HIGHEST:
+            raise ValueError(f"the line must be finite and bits from 2 to {HIGHEST}, got {quoted(bits)} bits")
         maps = []
         for rows in stored["maps"]:
             *matrix, shift = [[_exactly(digits) for digits in row] for row in rows]
             maps.append(BallMap(matrix, shift))
-        line = Line(weight, float(stored["line"]["bias"]), np.empty(0), 0, 0.0)
-        return cls(line, maps, float(stored["eps"]), int(stored["bits"]))
+        for number, affine in enumerate(maps):
+            reads, writes = (2 if number else 1), (2 if number < len(maps) - 1 else len(affine.matrix))
+            if len(affine.matrix) != len(affine.shift) or len(affine.shift) != writes or not writes:
+                raise ValueError(f"map {number} must write {writes} numbers, got {len(affine.matrix)}")
+            if any(len(row) != reads for row in affine.matrix):
+                raise ValueError(f"map {number} must read {reads} numbers")
+        if len(maps) < 2:
+            raise ValueError(f"there must be two maps or more, got {len(maps)}")
+        eps = float(stored["eps"])
+        require_eps(eps)
+        return cls(Line(weight, bias, np.empty(0), 0, 0.0), maps, eps, bits)
 
 
 class Merging:
@@ -227,9 +238,11 @@ def _digits(value: Ball) -> list[Any]:
 
 def _exactly(digits: list[Any]) -> Ball:
     """The number that `_digits` wrote, whatever the working precision is."""
-    mantissa = int(digits[0], 16)
+    mantissa, exponent = int(digits[0], 16), digits[1]
+    if type(exponent) is not int or max(mantissa.bit_length(), abs(exponent)) > 4 * HIGHEST:
+        raise ValueError(f"numbers must have an exponent of {4 * HIGHEST} or less, got {quoted(digits)}")
     with precision(max(2, mantissa.bit_length())):
-        return ball(mantissa) * ball(2) ** int(digits[1])
+        return ball(mantissa) * ball(2) ** exponent
 
 
 def _readout(clusters: list[Cluster], direction: list[Ball]) -> BallMap:

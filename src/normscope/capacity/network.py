@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from normscope.capacity.certify import Certificate, float_labels
 from normscope.capacity.merge import MergeNetwork
-from normscope.capacity.scaling_layer import WIDTH, layer_norm, linear_of
-from normscope.checks import Floats, as_vectors
+from normscope.capacity.scaling_layer import WIDTH, layer_norm, linear_of, require_eps
+from normscope.checks import Floats, as_vectors, first_line, quoted
 from normscope.files import require_writable, write_whole
 
 if TYPE_CHECKING:
@@ -142,20 +142,48 @@ def load_network(path: str | os.PathLike[str]) -> LNNet:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"{path} must be a safetensors file, got one that can't be read: {error}") from None
+        raise ValueError(
+            f"{path} must be a safetensors file, got one that can't be read: {first_line(error)}"
+        ) from None
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path} must hold a network that `normscope memorize` wrote, and its metadata do not say so")
+    try:
+        return _stored_network(metadata, tensors)
+    except KeyError as error:
+        raise ValueError(f"{path} is damaged: {quoted(error.args[0])} is missing") from None
+    except (TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {first_line(error)}") from None
+
+
+def _stored_network(metadata: dict[str, str], tensors: dict[str, Any]) -> LNNet:
+    """A network from what its file holds, once all parts are what they should be and belong together."""
+    eps = float(metadata["eps"])
+    require_eps(eps)
+    module, names = module_of(tensors, eps), json.loads(metadata["classes"])
+    scores, channels = int(module[-1].out_features), int(module[0].in_features)  # type: ignore[arg-type]
+    if not isinstance(names, list) or len(names) != scores or len({type(name) for name in names}) != 1:
+        raise ValueError(f"there must be a class for each of {scores} scores, got {quoted(names)}")
+    classes = np.array(names)
+    if classes.ndim != 1 or classes.dtype.kind not in "biufU" or len(np.unique(classes)) != scores:
+        raise ValueError(f"classes must be different numbers or texts, got {quoted(names)}")
     certificate = json.loads(metadata["certificate"])
     certificate.pop("holds")
-    exact = json.loads(metadata["exact"]) if "exact" in metadata else None
-    return LNNet(
-        module=module_of(tensors, float(metadata["eps"])),
-        classes=np.array(json.loads(metadata["classes"])),
-        eps=float(metadata["eps"]),
-        certificate=Certificate(**certificate),
-        origin=Origin(**json.loads(metadata["origin"])),
-        exact=None if exact is None else MergeNetwork.from_dict(exact),
-    )
+    origin = _typed(Origin, json.loads(metadata["origin"]))
+    exact = MergeNetwork.from_dict(json.loads(metadata["exact"])) if "exact" in metadata else None
+    read = channels if exact is None else exact.line.weight.size
+    if not origin.dimension == channels == read or (exact is not None and len(exact.maps[-1].shift) != scores):
+        raise ValueError(f"its parts must belong together, and are for {origin.dimension}, {channels}, {read} channels")
+    return LNNet(module, classes, eps, _typed(Certificate, certificate), origin, exact)
+
+
+def _typed(kind: Any, values: Any) -> Any:
+    """A dataclass of plain values from JSON, each of its type."""
+    made = kind(**values)
+    for part in fields(kind):
+        value, wanted = getattr(made, part.name), part.type
+        if type(value) is not wanted and not (wanted is float and type(value) is int):
+            raise TypeError(f"{part.name} must be of type {getattr(wanted, '__name__', wanted)}, got {quoted(value)}")
+    return made
 
 
 def module_of(tensors: dict[str, Any], eps: float) -> "nn.Sequential":
@@ -165,5 +193,18 @@ def module_of(tensors: dict[str, Any], eps: float) -> "nn.Sequential":
     layers: list[nn.Module] = []
     for place in sorted(int(name.removesuffix(".weight")) for name in tensors if name.endswith(".weight")):
         layers += [layer_norm(eps)] if layers else []
-        layers.append(linear_of(tensors[f"{place}.weight"], tensors[f"{place}.bias"]))
+        layers.append(linear_of(*_weights(tensors, place, reads=bool(layers))))
+    if not layers or any(layer.out_features != WIDTH for layer in layers[:-1:2]):
+        raise ValueError(f"there must be layers of width {WIDTH}, got {len(layers)}")
     return nn.Sequential(*layers)
+
+
+def _weights(tensors: dict[str, Any], place: int, *, reads: bool) -> tuple[Any, Any]:
+    """Weight and bias of one layer, if they can be."""
+    weight, bias = tensors[f"{place}.weight"], tensors[f"{place}.bias"]
+    if weight.ndim != 2 or not weight.numel() or bias.shape != weight.shape[:1] or (reads and weight.shape[1] != WIDTH):
+        raise ValueError(f"layer {place} can't have weights of shapes {tuple(weight.shape)} and {tuple(bias.shape)}")
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
+    if not (weight.isfinite().all() and bias.isfinite().all()) or dtypes not in ({"float64"}, {"float32"}):
+        raise ValueError(f"weights must be finite, all float64 or all float32, got {', '.join(sorted(dtypes))}")
+    return weight, bias

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from normscope.capacity.certify import Exact, exact_labels
 from normscope.capacity.equal_folds import LAYER, READOUT, maps_of, other_labels
 from normscope.capacity.scaling_layer import layer_norm_network, linear_of
-from normscope.checks import Floats, first_line
+from normscope.checks import Floats, first_line, quoted
 from normscope.files import npz_arrays, require_writable, write_whole
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def require_networks(path: Path) -> None:
 def load_networks(path: Path, depth: int, seed: int, points: Floats) -> Networks:
     """What a file holds for this depth, seed and these points; nothing in it is certified until it is checked again."""
     arrays = _read(path)
-    same = (arrays["depth"] == depth).all() and (arrays["seed"] == seed).all()
+    same = arrays["depth"] == depth and arrays["seed"] == seed
     if not same or not np.array_equal(arrays["points"], points):
         raise ValueError(
             f"{path} must be about {len(points)} points, depth {depth} and seed {seed} to be gone on with, got "
@@ -160,15 +160,7 @@ def load_networks(path: Path, depth: int, seed: int, points: Floats) -> Networks
 
 def read_networks(path: Path) -> Networks:
     """What a file holds for the depth and the points that it names; nothing of it is certified until it is checked."""
-    arrays = _read(path)
-    depth, seed, points = (arrays[name] for name in ("depth", "seed", "points"))
-    whole = all(each.ndim == 0 and each.dtype.kind == "i" and each >= 0 for each in (depth, seed))
-    ascending = points.ndim == 1 and points.dtype.kind == "f" and bool((np.diff(points) > 0).all())
-    if not whole or not ascending or arrays["numbers"].shape[:1] != (2 ** (len(points) - 1),):
-        raise ValueError(
-            f"{path} is damaged: there must be a depth, a seed, and a network for every labelling of points"
-        )
-    return _networks(path, arrays)
+    return _networks(path, _read(path))
 
 
 def _networks(path: Path, arrays: dict[str, NDArray[Any]]) -> Networks:
@@ -191,5 +183,15 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path} exists, and is no state of normscope shatter: {first_line(error)}") from None
     if str(arrays["format"]) != FORMAT:
-        raise ValueError(f"{path} exists, and must say {FORMAT!r}, got {str(arrays['format'])!r}: choose another name")
+        raise ValueError(
+            f"{path} exists, and must say {FORMAT!r}, got {quoted(str(arrays['format']))}: choose another name"
+        )
+    depth, seed, points = (arrays[name] for name in ("depth", "seed", "points"))
+    whole = all(each.ndim == 0 and each.dtype.kind == "i" and each >= 0 for each in (depth, seed))
+    ascending = points.ndim == 1 and points.dtype == np.float64 and bool((np.diff(points) > 0).all())
+    every = 2 ** (points.size - 1) if 2 <= points.size <= 64 else 0
+    if not whole or not ascending or arrays["numbers"].shape != (every, LAYER * int(depth) + READOUT):
+        raise ValueError(
+            f"{path} is damaged: there must be a depth, a seed, and a network for every labelling of points"
+        )
     return arrays

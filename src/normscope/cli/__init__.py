@@ -25,6 +25,8 @@ from normscope.cli.shatter import shatter
 from normscope.cli.verify import verify
 from normscope.cli.vocab import vocab
 
+LONGEST_LINE = 500
+
 app = typer.Typer(
     help="What the normalization layers of a neural network really do.",
     no_args_is_help=True,
@@ -39,7 +41,15 @@ app.add_typer(bench, name="bench")
 @app.callback(invoke_without_command=True)
 def options(
     version: Annotated[bool, typer.Option("--version", metavar="", help="Print the version and stop.")] = False,
+    max_gigabytes: Annotated[
+        float | None,
+        typer.Option(help="Memory that a file may ask for beyond its own size.", show_default="1"),
+    ] = None,
 ) -> None:
+    if max_gigabytes is not None:
+        from normscope.checks import allow_memory
+
+        allow_memory(max_gigabytes)
     if version:
         print(normscope.__version__)
         raise typer.Exit
@@ -53,13 +63,17 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
     try:
         app(prog_name="normscope")
-    except (ValueError, OSError) as error:
-        print(f"normscope: {printable(_said(error))}", file=sys.stderr)
+    except (ValueError, OSError, MemoryError) as error:
+        from normscope.checks import shortened
+
+        print(f"normscope: {printable(shortened(_said(error), LONGEST_LINE))}", file=sys.stderr)
         sys.exit(2)
 
 
-def _said(error: ValueError | OSError) -> str:
+def _said(error: ValueError | OSError | MemoryError) -> str:
     """What an error says; one of the system names the file first."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for this on this machine"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror.lower()}"
     return str(error)
