@@ -85,7 +85,11 @@ class MergeNetwork(NamedTuple):
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> "MergeNetwork":
         """What `to_dict` gave; ValueError if it can't have given this."""
-        weight, bias, bits = as_floats(stored["line"]["weight"], "the line"), float(stored["line"]["bias"]), stored["bits"]
+        weight, bias, bits = (
+            as_floats(stored["line"]["weight"], "the line"),
+            float(stored["line"]["bias"]),
+            stored["bits"],
+        )
         if weight.ndim != 1 or not np.isfinite(bias) or type(bits) is not int or not 2 <= bits <= HIGHEST:
             raise ValueError(f"the line must be finite and bits from 2 to {HIGHEST}, got {quoted(bits)} bits")
         maps = []

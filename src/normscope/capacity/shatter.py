@@ -32,7 +32,7 @@ from normscope.capacity.shatter_networks import (
     read_networks,
     require_networks,
 )
-from normscope.checks import as_count, frozen, quoted, Floats
+from normscope.checks import Floats, as_count, frozen, quoted
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,9 +7,12 @@
 import io
 import signal
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import normscope
 from normscope.cli.bench import bench
@@ -25,10 +28,37 @@ from normscope.cli.shatter import shatter
 from normscope.cli.verify import verify
 from normscope.cli.vocab import vocab
 
-LONGEST_LINE = 500
+LONGEST_LINE, LONGEST_QUOTE = 500, 200  # characters of a message, and of what typer says about an argument
+
+
+class _Commands(TyperGroup):
+    """The commands; what is wrong with their arguments is said in a few lines, however long the arguments are."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _shortened():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, *arguments: Any) -> Any:
+        with _shortened():
+            return super().invoke(*arguments)
+
+
+@contextmanager
+def _shortened() -> Iterator[None]:
+    """Shorten what typer says about arguments."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "exit_code") and isinstance(getattr(error, "message", None), str):
+            from normscope.checks import shortened
+
+            error.message = shortened(error.message, LONGEST_QUOTE)  # type: ignore[attr-defined]
+        raise
+
 
 app = typer.Typer(
     help="What the normalization layers of a neural network really do.",
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -98,9 +98,7 @@ def _change(text: str) -> tuple[str, Any]:
     except (ValueError, RecursionError):  # ValueError: not JSON, or a number of too many digits
         from normscope.checks import quoted
 
-        raise ValueError(
-            f"--set must be NAME=VALUE, a value like 3, 0.5, true or [3, 4], got {quoted(text)}"
-        ) from None
+        raise ValueError(f"--set must be NAME=VALUE, a value like 3, 0.5, true or [3, 4], got {quoted(text)}") from None
 
 
 @contextmanager

@@ -48,7 +48,8 @@ def read_labelled_table(path: Path, label: str | None = None) -> LabelledTable:
             if value is None:
                 got = quoted(cells[column].strip()) if cells[column].strip() else "nothing"
                 raise ValueError(
-                    f"{path}, line {line}, column {shortened(names[column], 80)}: there must be a finite number, got {got}; "
+                    f"{path}, line {line}, column {shortened(names[column], 80)}: "
+                    f"there must be a finite number, got {got}; "
                     "fill in or take out lines with missing values"
                 )
             samples[row, channel] = value
