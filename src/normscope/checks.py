@@ -52,6 +52,20 @@ def frozen(array: Floats) -> Floats:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, in one line; its kind if it says nothing."""
+    """What an error of another library says, in one line that is not too long; its kind if it says nothing."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return cut(lines[0], 200) if lines else type(error).__name__
+
+
+def cut(text: str, most: int) -> str:
+    """A text as far as a message has room for it."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def shown(value: Any, most: int = 80) -> str:
+    """A value from outside as a message names it: as code writes it, and cut where it would fill the message.
+
+    >>> shown("a" * 100, most=5)
+    "'aaaa…"
+    """
+    return cut(repr(value), most)

@@ -9,7 +9,7 @@ from pathlib import Path
 from normscope.checks import first_line
 from normscope.files import require_writable, write_whole
 from normscope.separation.selectable import Selectable
-from normscope.separation.storage import certificate_bytes, verify_bytes
+from normscope.separation.storage import NotProvenError, Proven, certificate_bytes, proven_in
 
 ENDINGS = (".zip",)
 
@@ -29,13 +29,15 @@ def verify_archive(path: str | os.PathLike[str]) -> tuple[bool, str]:
     """Whether every file of an archive proves what it says; and why, or which one does not."""
     try:
         with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
+            names, parts = archive.namelist(), []
             for name in names:
-                holds, reason = verify_bytes(archive.read(name), name)
-                if not holds:
-                    return False, f"{name}: {reason.removeprefix(f'{name} ')}"
+                try:
+                    parts.append(proven_in(archive.read(name), name)[0])
+                except NotProvenError as error:
+                    return False, f"{name}: {str(error).removeprefix(f'{name} ')}"
     except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
         return False, f"{path} is not a readable .zip file: {first_line(error)}"
     if not names:
         return False, f"{path} holds no certificates"
-    return True, f"{len(names)} sets of keys, every certificate holds"
+    total = Proven(*map(sum, zip(*parts, strict=True)))
+    return True, f"{len(names):,} sets of keys, every certificate holds: {total.in_words()}"

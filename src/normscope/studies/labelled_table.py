@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from normscope.checks import Floats
+from normscope.checks import Floats, cut, shown
 
 SEPARATORS = (",", ";", "\t")
 
@@ -79,13 +79,13 @@ def _place_of(label: str | None, path: Path, first: Sequence[str]) -> int:
     """Which column holds the labels."""
     if label is None:
         return len(first) - 1
-    if label.isdigit() and 1 <= int(label) <= len(first):
+    if label.isdecimal() and len(label) < 10 and 1 <= int(label) <= len(first):
         return int(label) - 1
     if label in first:
         return first.index(label)
     raise ValueError(
-        f"--label must name a column of {path} or be its number from 1 to {len(first)}, got {label!r}; "
-        f"the first line holds {', '.join(first[:8])}"
+        f"--label must name a column of {path} or be its number from 1 to {len(first)}, got {shown(label)}; "
+        f"the first line holds {cut(', '.join(first[:8]), 200)}"
     )
 
 
