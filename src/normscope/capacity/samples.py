@@ -1,5 +1,6 @@
 """Samples that can be memorised: finite numbers, a label for each, two classes or more, and no contradictions."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -32,11 +33,16 @@ def checked_samples(samples: Any, labels: Any, dtype: str) -> Samples:
         inputs = given.astype(dtype).astype(np.float64) + 0.0  # −0 and 0 are the same sample
     if not np.isfinite(inputs).all():
         raise ValueError(f"samples must fit into {dtype}, got values up to {np.abs(given).max():.3g}")
-    names = np.asarray(labels)
+    names = exact_labels(labels)
     if names.shape != (len(inputs),):
         raise ValueError(f"labels must have one entry per sample, shape ({len(inputs)},), got shape {names.shape}")
-    if names.dtype.kind not in "biuUfS" or (names.dtype.kind == "f" and not np.isfinite(names).all()):
-        raise ValueError(f"labels must be whole numbers, text or finite numbers, got values of dtype {names.dtype}")
+    if names.dtype.kind not in "biuUf" or (
+        names.dtype.kind == "f" and not (names.dtype.itemsize <= 8 and np.isfinite(names).all())
+    ):
+        raise ValueError(
+            "labels must be whole numbers, text or finite numbers of up to 64 bits, "
+            f"got values of dtype {names.dtype}{': decode them' if names.dtype.kind == 'S' else ''}"
+        )
     classes, places = np.unique(names, return_inverse=True)
     if len(classes) < 2:
         raise ValueError(f"labels must name two or more classes, got only {classes[0]!s}")
@@ -46,6 +52,26 @@ def checked_samples(samples: Any, labels: Any, dtype: str) -> Samples:
         where = f"equal rows (from 0){f' once they are rounded to {dtype}' if rounded else ''}"
         refuse_contradictions(pairs, names, where, range(len(names)))
     return Samples(inputs, classes, places.astype(np.int64))
+
+
+def exact_labels(labels: Any) -> NDArray[Any]:
+    """Labels as an array that has kept every one of them: not 1 as '1', nor a large whole number as a float."""
+    names = np.asarray(labels)
+    if not hasattr(labels, "dtype") and names.ndim == 1 and names.dtype.kind in "Uf" and _changed(labels, names):
+        raise ValueError(
+            "labels must all be text, or all be numbers that one dtype holds exactly, "
+            f"got a mixture that became {names.dtype}"
+        )
+    return names
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _changed(labels: Any, names: NDArray[Any]) -> bool:
+    """Whether a label is not what it was; what is no number is refused later."""
+    return any(one != other and not _is_nan(other) for one, other in zip(labels, names.tolist(), strict=True))
 
 
 def contradictions(inputs: Floats, names: NDArray[Any]) -> list[tuple[int, int]]:

@@ -25,6 +25,7 @@ from normscope.capacity.equal_folds import folded_points, folding_numbers, other
 from normscope.capacity.fitting import fitted
 from normscope.capacity.scaling_layer import WIDTH
 from normscope.capacity.shatter_networks import (
+    MOST,
     Networks,
     exchanged,
     load_networks,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 SCHEMA_VERSION = 1
-USUAL, MOST = 17, 20  # points without being asked, where the depth would allow for more; and at all
+USUAL = 17  # points without being asked, where the depth would allow for more
 DEEPEST = 64  # layers
 PASSES = 20
 LEAD, LEADS = 0.2, (0.01, 0.5)  # that is wanted of fitted networks: in the first pass, and in later ones
@@ -227,7 +228,7 @@ def _check_again(networks: Networks, progress: Progress) -> None:
     networks.certified[:] = False
     for labelling in progress(said.tolist(), "Checking what the state holds"):
         if not networks.add(labelling, networks.numbers[labelling].copy()):
-            networks.tried[labelling] = 0
+            networks.tried[labelling] = 0  # and its numbers are not kept
 
 
 def _search(networks: Networks, progress: Progress) -> Iterator[None]:

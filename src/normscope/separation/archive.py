@@ -9,7 +9,7 @@ from pathlib import Path
 from normscope.checks import require_memory, shortened
 from normscope.files import opened_archive, read_member, require_writable, write_whole
 from normscope.separation.selectable import Selectable
-from normscope.separation.storage import certificate_bytes, verify_bytes
+from normscope.separation.storage import NotProvenError, Proven, certificate_bytes, proven_in
 
 ENDINGS = (".zip",)
 
@@ -29,15 +29,17 @@ def verify_archive(path: str | os.PathLike[str]) -> tuple[bool, str]:
     """Whether every file of an archive proves what it says; and why, or which one does not."""
     try:
         with opened_archive(Path(path), str(path)) as archive:
-            members = archive.infolist()
+            members, parts = archive.infolist(), []
             for member in members:
                 name = shortened(member.filename, 80)
                 require_memory(member.file_size, member.compress_size, name)
-                holds, reason = verify_bytes(read_member(archive, member), name)
-                if not holds:
-                    return False, f"{name}: {reason.removeprefix(f'{name} ')}"
+                try:
+                    parts.append(proven_in(read_member(archive, member), name)[0])
+                except NotProvenError as error:
+                    return False, f"{name}: {str(error).removeprefix(f'{name} ')}"
     except ValueError as error:
         return False, str(error)
     if not members:
         return False, f"{path} holds no certificates"
-    return True, f"{len(members)} sets of keys, every certificate holds"
+    total = Proven(*map(sum, zip(*parts, strict=True)))
+    return True, f"{len(members):,} sets of keys, every certificate holds: {total.in_words()}"
