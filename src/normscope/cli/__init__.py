@@ -5,8 +5,10 @@
 """
 
 import io
+import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -27,6 +29,7 @@ from normscope.cli.separability import separability
 from normscope.cli.shatter import shatter
 from normscope.cli.verify import verify
 from normscope.cli.vocab import vocab
+from normscope.models.transformers_library import NotFollowedWarning, no_network
 
 LONGEST_LINE, LONGEST_QUOTE = 500, 200  # characters of a message, and of what typer says about an argument
 
@@ -75,11 +78,19 @@ def options(
         float | None,
         typer.Option(help="Memory that a file may ask for beyond its own size.", show_default="1"),
     ] = None,
+    max_modules: Annotated[
+        int | None,
+        typer.Option(help="Modules that a model may have, to be built from its config.json.", show_default="50000"),
+    ] = None,
 ) -> None:
     if max_gigabytes is not None:
         from normscope.checks import allow_memory
 
         allow_memory(max_gigabytes)
+    if max_modules is not None:
+        from normscope.models.config_rules import allow_modules
+
+        allow_modules(max_modules)
     if version:
         print(normscope.__version__)
         raise typer.Exit
@@ -91,13 +102,35 @@ def main() -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
+    os.environ["USE_HUB_KERNELS"] = "NO"  # transformers would look for faster code on the hub
     try:
-        app(prog_name="normscope")
+        with no_network(), _notes_in_one_line():
+            app(prog_name="normscope")
     except (ValueError, OSError, MemoryError) as error:
-        from normscope.checks import shortened
-
-        print(f"normscope: {printable(shortened(_said(error), LONGEST_LINE))}", file=sys.stderr)
+        _tell(_said(error))
         sys.exit(2)
+
+
+@contextmanager
+def _notes_in_one_line() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", NotFollowedWarning)
+        show_others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+            if issubclass(category, NotFollowedWarning):
+                _tell(f"note: {message}")
+            else:
+                show_others(message, category, *place, **options)
+
+        warnings.showwarning = show
+        yield
+
+
+def _tell(line: str) -> None:
+    from normscope.checks import shortened
+
+    print(f"normscope: {printable(shortened(line, LONGEST_LINE))}", file=sys.stderr)
 
 
 def _said(error: ValueError | OSError | MemoryError) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normscope.models.architecture import build_architecture, stored_names
+from normscope.models.architecture import build_architecture, notes_on, stored_names
 from normscope.models.by_name import norms_by_name, path_of_gain
 from normscope.models.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from normscope.models.found import FoundNorm, Inventory
@@ -46,7 +46,7 @@ def _find_in_module(model: nn.Module) -> Inventory:
 def _find_in_checkpoint(path: Path) -> Inventory:
     with open_checkpoint(path) as checkpoint:
         try:
-            model = build_architecture(checkpoint.config) if checkpoint.config else None
+            model = build_architecture(checkpoint.config) if checkpoint.config is not None else None
             if model is None:
                 norms = list(norms_by_name(checkpoint))
             else:
@@ -63,6 +63,7 @@ def _find_in_checkpoint(path: Path) -> Inventory:
             module=model,
             parameters=checkpoint.parameters,
             tied_embeddings=None if model is None else _tied(model),
+            notes=notes_on(checkpoint.config) if checkpoint.config is not None else (),
         )
 
 

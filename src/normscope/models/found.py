@@ -39,7 +39,7 @@ class Inventory(Mapping[str, FoundNorm]):
     """The normalization layers of a model by name, in the order in which the model holds them.
 
     `module` is the model itself, or its architecture without weights (on the meta device); None where only tensors are
-    at hand, and then `tied_embeddings` is None too.
+    at hand, and then `tied_embeddings` is None too. `notes` are sentences on what could not be read as it is meant.
     """
 
     def __init__(
@@ -50,11 +50,13 @@ class Inventory(Mapping[str, FoundNorm]):
         module: nn.Module | None = None,
         parameters: int | None = None,
         tied_embeddings: bool | None = None,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.model = model
         self.module = module
         self.parameters = parameters
         self.tied_embeddings = tied_embeddings
+        self.notes = notes
         self._norms = {found.name: found for found in norms}
 
     @property

@@ -43,8 +43,8 @@ def highlights(inspection: Inspection) -> list[str]:
     """
     norms = inspection.norms
     if not norms:
-        return [f"No normalization layer was found in {inspection.model}."]
-    caveats = [sentence for sentence in (_unknown(norms), _assumed(norms)) if sentence]
+        return [f"No normalization layer was found in {inspection.model}.", *inspection.notes]
+    caveats = [sentence for sentence in (*inspection.notes, _unknown(norms), _assumed(norms)) if sentence]
     remarks = [
         sentence
         for sentence in (

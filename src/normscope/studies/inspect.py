@@ -69,6 +69,7 @@ def inspect(
         norm_parameters=inventory.norm_parameters,
         norms=tuple(norms),
         text=None if text is None else f"{len(text)} characters",
+        notes=inventory.notes,
     )
 
 

@@ -107,6 +107,7 @@ class Inspection:
     norm_parameters: int
     norms: tuple[NormGeometry, ...]
     text: str | None = None  # the text that was run, if any
+    notes: tuple[str, ...] = ()  # what of the model's config.json could not be followed
 
     def to_dict(self) -> dict[str, Any]:
         """Exactly what `normscope inspect --json` prints; schema: normscope/schemas/inspect.json."""
