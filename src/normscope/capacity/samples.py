@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.checks import Floats, as_floats
+from normscope.checks import Floats, as_floats, shortened
 
 NAMED = 3  # contradictions that a message names
 
@@ -45,7 +45,7 @@ def checked_samples(samples: Any, labels: Any, dtype: str) -> Samples:
         )
     classes, places = np.unique(names, return_inverse=True)
     if len(classes) < 2:
-        raise ValueError(f"labels must name two or more classes, got only {classes[0]!s}")
+        raise ValueError(f"labels must name two or more classes, got only {shortened(str(classes[0]), 80)}")
     pairs = contradictions(inputs, names)
     if pairs:
         rounded = any((given[one] != given[other]).any() for one, other in pairs)
@@ -89,6 +89,7 @@ def refuse_contradictions(
     pairs: Sequence[tuple[int, int]], names: NDArray[Any], where: str, numbers: Sequence[int]
 ) -> None:
     """Equal samples with different labels can't be told apart by any network."""
-    shown = ", ".join(f"{numbers[a]} ({names[a]!s}) and {numbers[b]} ({names[b]!s})" for a, b in pairs[:NAMED])
+    named = [[f"{numbers[row]} ({shortened(str(names[row]), 40)})" for row in pair] for pair in pairs[:NAMED]]
+    shown = ", ".join(" and ".join(pair) for pair in named)
     more = f", and {len(pairs) - NAMED} more" if len(pairs) > NAMED else ""
     raise ValueError(f"samples with different labels must differ, got {where}: {shown}{more}")

@@ -72,7 +72,8 @@ def _checked_pickles(path: Path) -> bool:
             raise ValueError(_refusal("", EOFError()))
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pickles:
             for _ in range(LEGACY_PICKLES):
-                _check_pickle(pickles)
+                if pickles.tell() < len(pickles):  # a pickle that torch did not save is refused by torch
+                    _check_pickle(pickles)
     return False
 
 
