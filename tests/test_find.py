@@ -122,13 +122,27 @@ def test_a_gguf_file_says_kind_and_eps_and_its_gains_already_hold_the_one_of_1_p
 
 def test_an_unknown_architecture_falls_back_to_names(tmp_path):
     tiny_model("llama").save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = json.loads((tmp_path / "config.json").read_text()) | {"rms_norm_eps": 3e-4}
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "no_such_model"}))
     inventory = find(tmp_path)
     assert len(inventory) == 5
-    assert {(found.kind, found.assumed) for found in inventory.values()} == {
-        ("rmsnorm", ("kind", "eps", "gain_convention"))
+    assert {(found.kind, found.norm.eps, found.assumed) for found in inventory.values()} == {
+        ("rmsnorm", 3e-4, ("kind", "gain_convention"))
     }
+    (note,) = inventory.notes
+    assert "has model_type 'no_such_model', which transformers 5" in note
+    del config["model_type"]
+    (tmp_path / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "evil.Model"}}))
+    (note,) = find(tmp_path).notes
+    assert note.startswith("config.json has no model_type: norms are found by the names of tensors.")
+    assert note.endswith("The code that its auto_map names is not run.")
+
+
+@pytest.mark.parametrize("said", [{}, {"norm_eps": 1e-6, "layer_norm_epsilon": 1e-5}, {"norm_eps": "small"}])
+def test_an_eps_that_the_config_does_not_settle_is_assumed(tmp_path, said):
+    tiny_model("llama").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    assert {(found.norm.eps, "eps" in found.assumed) for found in find(tmp_path).values()} == {(1e-5, True)}
 
 
 def test_code_that_a_config_asks_for_is_not_run(tmp_path):

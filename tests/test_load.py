@@ -12,10 +12,11 @@ from transformers.utils import logging
 import normscope
 from normscope.data import bundled_model, sample_text
 from normscope.models import load
-from normscope.models.architecture import build_architecture, named_class
+from normscope.models.architecture import build_architecture, notes_on
 from normscope.models.checkpoint import CheckpointError
 from normscope.models.examples import example_inputs
 from normscope.models.load import load_model, run_in_pieces, text_batches
+from normscope.models.transformers_library import NotFollowedWarning
 from tiny_models import SMALL, build
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
@@ -81,12 +82,22 @@ def test_what_transformers_says_elsewhere_is_as_before(model):
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
 
 
-@pytest.mark.parametrize("names", [["set_seed"], ["pipeline"], ["GPT2Config"], ["no_such_model"], []])
-def test_architectures_that_name_no_model_are_not_called(model, names):
-    assert named_class(names) is None
+@pytest.mark.parametrize(
+    "names",
+    [["set_seed"], ["pipeline"], ["GPT2Config"], ["no_such_model"], ["PreTrainedModel"], ["GPT2PreTrainedModel"]],
+)
+def test_architectures_that_name_no_model_are_not_called_and_named(model, names):
     change(model / "config.json", architectures=names)
-    assert type(build_architecture(json.loads((model / "config.json").read_text()))).__name__ == "GPT2Model"
+    config = json.loads((model / "config.json").read_text())
+    assert type(build_architecture(config)).__name__ == "GPT2Model"
+    with pytest.warns(NotFollowedWarning, match=f"names \\['{names[0]}'\\] as its architectures, no model of"):
+        assert type(load_model(model)).__name__ == "GPT2Model"
+
+
+def test_a_config_without_architectures_needs_no_note(model):
+    change(model / "config.json", architectures=[])
     assert type(load_model(model)).__name__ == "GPT2Model"
+    assert notes_on(json.loads((model / "config.json").read_text())) == ()
 
 
 def test_a_config_with_infinite_numbers_describes_its_model():

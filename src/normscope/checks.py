@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+LONGEST = 400  # characters of a message
+MOST_BITS = 256  # of whole numbers that are written out
 
 
 def as_floats(value: Any, name: str) -> Floats:
@@ -52,6 +54,30 @@ def frozen(array: Floats) -> Floats:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, in one line; its kind if it says nothing."""
+    """What an error of another library says, in one line that is not too long; its kind if it says nothing."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return shortened(lines[0]) if lines else type(error).__name__
+
+
+def shortened(text: str, most: int = LONGEST) -> str:
+    """A text in one line of at most so many characters: where it is longer, its middle is left out.
+
+    >>> shortened("one  line\\nand another"), shortened("0123456789" * 9, most=21)
+    ('one line and another', '01234567890123…456789')
+    """
+    line = " ".join(text.split())
+    if len(line) <= most:
+        return line
+    end = (most - 1) // 3  # what to do about it stands at the end
+    return f"{line[: most - 1 - end]}…{line[len(line) - end :]}"
+
+
+def quoted(value: Any, most: int = 80) -> str:
+    """A value as a message quotes it: as Python writes it, shortened.
+
+    >>> quoted("a" * 1000, most=9), quoted(2**5000)
+    ("'aaaaa…a'", 'a whole number of 5001 bits')
+    """
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        return f"a whole number of {value.bit_length()} bits"
+    return shortened(repr(value), most)

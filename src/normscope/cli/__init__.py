@@ -5,9 +5,11 @@
 """
 
 import io
+import os
 import signal
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +26,9 @@ from normscope.cli.separability import separability
 from normscope.cli.shatter import shatter
 from normscope.cli.verify import verify
 from normscope.cli.vocab import vocab
+from normscope.models.transformers_library import NotFollowedWarning, no_network
+
+LONGEST_LINE = 500
 
 app = typer.Typer(
     help="What the normalization layers of a neural network really do.",
@@ -39,7 +44,15 @@ app.add_typer(bench, name="bench")
 @app.callback(invoke_without_command=True)
 def options(
     version: Annotated[bool, typer.Option("--version", metavar="", help="Print the version and stop.")] = False,
+    max_modules: Annotated[
+        int | None,
+        typer.Option(help="Modules that a model may have, to be built from its config.json.", show_default="50000"),
+    ] = None,
 ) -> None:
+    if max_modules is not None:
+        from normscope.models.config_rules import allow_modules
+
+        allow_modules(max_modules)
     if version:
         print(normscope.__version__)
         raise typer.Exit
@@ -51,11 +64,28 @@ def main() -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
+    os.environ["USE_HUB_KERNELS"] = "NO"  # transformers would look for faster code on the hub
+    show_others = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+        if issubclass(category, NotFollowedWarning):
+            _tell(f"note: {message}")
+        else:
+            show_others(message, category, *place, **options)
+
+    warnings.showwarning = show
     try:
-        app(prog_name="normscope")
+        with no_network():
+            app(prog_name="normscope")
     except (ValueError, OSError) as error:
-        print(f"normscope: {printable(_said(error))}", file=sys.stderr)
+        _tell(_said(error))
         sys.exit(2)
+
+
+def _tell(line: str) -> None:
+    from normscope.checks import shortened
+
+    print(f"normscope: {printable(shortened(line, LONGEST_LINE))}", file=sys.stderr)
 
 
 def _said(error: ValueError | OSError) -> str:

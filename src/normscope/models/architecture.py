@@ -1,18 +1,22 @@
 """A model without its weights: the architecture that a config.json describes, built on the meta device.
 
-Only code of the installed transformers library is used; a config that asks for code of its own is not followed.
+Only code of the installed transformers library is used, and nothing is fetched: see `config_rules`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 
-from normscope.checks import first_line
+from normscope.checks import first_line, quoted
+from normscope.models import transformers_library as library
+from normscope.models.config_rules import FLAG, ConfigError, checked_config, key_of, most_modules
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig
 
 
 def build_architecture(config: dict[str, Any]) -> nn.Module | None:
@@ -22,63 +26,96 @@ def build_architecture(config: dict[str, Any]) -> nn.Module | None:
     >>> model.h[0].ln_1.weight.is_meta
     True
     """
-    import transformers
-    from transformers import AutoModel
-
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+    if library.config_class(config.get("model_type")) is None:
         return None
-    settings = {key: value for key, value in config.items() if key not in ("model_type", "auto_map")}
-    try:
-        described = transformers.CONFIG_MAPPING[kind].from_dict(_with_special_floats(settings))
-        build = named_class(described.architectures) or AutoModel.from_config
-        with torch.device("meta"):
+    with explained(config, f"config.json does not describe a model of kind {quoted(config['model_type'])}"):
+        described = described_config(config)
+        build = library.model_class(described.architectures) or _bare_model
+        with torch.device("meta"), _at_most(most_modules()):
             model: nn.Module = build(described)
-    except Exception as error:
-        raise ValueError(f"config.json does not describe a model of kind {kind!r}: {first_line(error)}") from None
     return model.eval()
 
 
-def named_class(names: object) -> "type[PreTrainedModel] | None":
-    """The first model class of transformers among the `architectures` of a config.json; None if there is none.
+def described_config(config: dict[str, Any]) -> "PreTrainedConfig":
+    """The configuration of transformers for a config.json of a kind that it knows, as far as it describes a model."""
+    settings = checked_config(config)
+    found: Any = library.config_class(settings.pop("model_type"))
+    described: PreTrainedConfig = found.from_dict(settings)
+    checked_config(described.to_dict())  # defaults may name what the file does not
+    return described
 
-    >>> named_class(["pipeline", "GPT2LMHeadModel"]).__name__
-    'GPT2LMHeadModel'
+
+@contextmanager
+def explained(config: dict[str, Any], failed: str) -> Iterator[None]:
+    """Around all that transformers makes of a config.json: no network, and whatever goes wrong as a ValueError.
+
+    What was asked for beyond the folder is named with the key of the config that holds its name, where one does.
     """
-    import transformers
+    problem: Exception | None = None
+    with library.locked() as asked:
+        try:
+            yield
+        except Exception as error:  # transformers raises whatever a config leads to
+            problem = error
+    for name in asked:
+        key = key_of(config, name)
+        if key is not None:
+            raise ConfigError(
+                key, f"must describe a part of the model, got the name {quoted(name)}: nothing is fetched"
+            )
+    if isinstance(problem, ConfigError):
+        raise problem
+    if problem is not None:
+        raise ValueError(f"{failed}: {first_line(problem)}") from None
 
-    for name in names if isinstance(names, list) else []:
-        found = getattr(transformers, str(name), None)
-        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
-            return found
-    return None
+
+def notes_on(config: dict[str, Any]) -> tuple[str, ...]:
+    """What of a config.json could not be followed, in sentences: a kind or a class that transformers does not know.
+
+    >>> notes_on({"hidden_size": 8})
+    ('config.json has no model_type: norms are found by the names of tensors.',)
+    """
+    kind = config.get("model_type")
+    if library.config_class(kind) is None:
+        unknown = "has no model_type" if kind is None else f"has model_type {quoted(kind)}"
+        knows = "" if kind is None else f", which {library.version()} does not know"
+        code = " The code that its auto_map names is not run." if "auto_map" in config else ""
+        return (f"config.json {unknown}{knows}: norms are found by the names of tensors.{code}",)
+    names = config.get("architectures")
+    if not names or library.model_class(names) is not None:
+        return ()
+    return (
+        f"config.json names {quoted(names)} as its architectures, no model of {library.version()}: "
+        f"it is read as the plain model of kind {quoted(kind)}, without a head.",
+    )
 
 
 def stored_names(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """Parameter of the model → its name in a checkpoint, which may be older, or saved with or without a head.
-
-    transformers knows how it has renamed what it loads: prefixes, moved modules, gamma and beta for weight and bias.
-    """
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightRenaming, rename_source_key
-
-    described = dict(model.named_parameters()) | dict(model.named_buffers())
-    transforms = get_model_conversion_mapping(model)  # type: ignore[arg-type]
-    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
-    prefix = getattr(model, "base_model_prefix", "") or None
-    found: dict[str, str] = {}
-    for name in names:
-        renamed = name if name in described else rename_source_key(name, renamings, [], prefix, described)[0]
-        found.setdefault(renamed, name)
-    return found
+    """Parameter of the model → its name in a checkpoint, which may be older, or saved with or without a head."""
+    return library.renamed_tensors(model, names)
 
 
-def _with_special_floats(value: Any) -> Any:
-    """A config.json with the numbers that JSON lacks, which transformers stores as {"__float__": "Infinity"}."""
-    if isinstance(value, list):
-        return [_with_special_floats(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
-        return float(value["__float__"])
-    return {key: _with_special_floats(item) for key, item in value.items()}
+def _bare_model(config: "PreTrainedConfig") -> nn.Module:
+    from transformers import AutoModel
+
+    model: nn.Module = AutoModel.from_config(config, trust_remote_code=False)  # type: ignore[no-untyped-call]
+    return model
+
+
+@contextmanager
+def _at_most(modules: int) -> Iterator[None]:
+    """Stop building when a model has more modules than this."""
+    count = 0
+
+    def counted(*_: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > modules:
+            raise ValueError(f"it must have at most {modules} modules, got more: {FLAG} allows more")
+
+    hook: Callable[[Any, str, Any], None] = counted
+    handle = register_module_module_registration_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()

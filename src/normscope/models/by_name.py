@@ -2,7 +2,7 @@
 
 Names show gains and biases, and nothing else: that a norm with a bias is a LayerNorm and one without an RMSNorm, and
 what its eps is, is assumed, and said. A GGUF file says both in its metadata; its converters store 1 + w where a model
-means 1 + w, so its gains are gains.
+means 1 + w, so its gains are gains. A config.json of a kind that is not known may still say one eps.
 """
 
 import math
@@ -17,6 +17,7 @@ ASSUMED_EPS = 1e-5
 NAME = re.compile(r"(norm|(^|[._])(ln|rms)([._\d]|$)|layernorm)", re.IGNORECASE)
 GAIN = re.compile(r"^(?P<path>.+)\.(weight|gamma|scale)$", re.DOTALL)
 BIAS = ("bias", "beta")
+EPS = re.compile(r"norm_?(layer_?)?(eps|epsilon)$", re.IGNORECASE)
 
 
 def norms_by_name(checkpoint: Checkpoint, among: Container[str] | None = None) -> Iterator[FoundNorm]:
@@ -82,10 +83,18 @@ def _in_depth_order(checkpoint: Checkpoint) -> Sequence[str]:
 
 
 def _declared(checkpoint: Checkpoint) -> tuple[str | None, float | None]:
-    """Kind and eps as a GGUF file's metadata has them, for example under llama.attention.layer_norm_rms_epsilon."""
+    """Kind and eps as a GGUF file's metadata has them, for example under llama.attention.layer_norm_rms_epsilon.
+
+    Of a config.json the eps, for example layer_norm_epsilon or rms_norm_eps, if all that it says are the same.
+    """
     for key, value in checkpoint.metadata.items():
         if key.endswith(".attention.layer_norm_rms_epsilon"):
             return "rmsnorm", float(value)
         if key.endswith(".attention.layer_norm_epsilon"):
             return "layernorm", float(value)
-    return None, None
+    said = {float(value) for key, value in (checkpoint.config or {}).items() if EPS.search(key) and _is_eps(value)}
+    return None, said.pop() if len(said) == 1 else None
+
+
+def _is_eps(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf

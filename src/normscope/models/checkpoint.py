@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import torch
 
+from normscope.checks import first_line
 from normscope.models.gguf_file import GgufFile
 from normscope.models.safetensors_file import SafetensorsFile
 from normscope.models.torch_file import TorchFile
@@ -56,7 +57,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         if not path.is_dir():
             tensors = _tensors_of(path)
             return Checkpoint(path, FILES[path.suffix.lower()][0], None, tensors)
-        config = _json_object(path / "config.json") if (path / "config.json").exists() else None
+        config = read_json(path / "config.json") if (path / "config.json").exists() else None
         if config is None and path.suffix.lower() in FILES:
             raise ValueError(f"this is a folder, where a {path.suffix} file is needed; give the file in it")
         return Checkpoint(path, "huggingface", config, _tensors_of_folder(path))
@@ -183,7 +184,7 @@ def _tensors_of_folder(folder: Path) -> dict[str, _File]:
 def _tensors_of_shards(index: Path) -> dict[str, _File]:
     """The tensors that an index lists, shard by shard, in the order of each shard."""
     with _explained(index):
-        places = _json_object(index).get("weight_map")
+        places = read_json(index).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
             raise ValueError("weight_map must map the names of tensors to files; download the index again")
         tensors: dict[str, _File] = {}
@@ -205,12 +206,13 @@ def _shard(index: Path, shard: str) -> dict[str, _File]:
     return _tensors_of(index.parent / shard)
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file."""
     with _explained(path):
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"this is not JSON ({error}); copy or download it again") from None
+            raise ValueError(f"this is not JSON ({first_line(error)}); copy or download it again") from None
         if not isinstance(value, dict):
             raise ValueError(f"this must be a JSON object, got {type(value).__name__}; copy or download it again")
         return value

@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_map
 
 from normscope.checks import first_line
-from normscope.models.architecture import build_architecture, stored_names
+from normscope.models.architecture import build_architecture, notes_on, stored_names
 from normscope.models.by_name import norms_by_name
 from normscope.models.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from normscope.models.examples import example_inputs
@@ -93,7 +93,7 @@ def _find_in_checkpoint(path: Path, inputs: Mapping[str, Any] | Sequence[Any] | 
         graph: ModelGraph | None = None
         untraced: str | None = "no architecture is known, only tensors"
         try:
-            model = build_architecture(checkpoint.config) if checkpoint.config else None
+            model = build_architecture(checkpoint.config) if checkpoint.config is not None else None
             if model is None:
                 norms = list(norms_by_name(checkpoint))
             else:
@@ -112,6 +112,7 @@ def _find_in_checkpoint(path: Path, inputs: Mapping[str, Any] | Sequence[Any] | 
             tied_embeddings=None if model is None else _tied(model),
             graph=graph,
             untraced=untraced,
+            notes=notes_on(checkpoint.config) if checkpoint.config is not None else (),
         )
 
 

@@ -70,6 +70,7 @@ class Inventory(Mapping[str, FoundNorm]):
     `module` is the model itself, or its architecture without weights (on the meta device); None where only tensors are
     at hand, and then `tied_embeddings` is None too. `graph` is one traced call of it; where there is none, `untraced`
     says why, and then calls of norm functions, which no module holds, were not looked for.
+    `notes` are sentences on what could not be read as it is meant.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Inventory(Mapping[str, FoundNorm]):
         tied_embeddings: bool | None = None,
         graph: ModelGraph | None = None,
         untraced: str | None = None,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.model = model
         self.module = module
@@ -89,6 +91,7 @@ class Inventory(Mapping[str, FoundNorm]):
         self.tied_embeddings = tied_embeddings
         self.graph = graph
         self.untraced = untraced
+        self.notes = notes
         self._norms = {found.name: found for found in norms}
 
     @property

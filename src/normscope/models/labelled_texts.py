@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from normscope.models.load import TextBatches, quiet, read_text, text_batches
+from normscope.models.load import TextBatches, load_tokenizer, read_text, text_batches
 
 
 def read_labelled(path: Path) -> tuple[list[str], list[str]]:
@@ -35,11 +35,8 @@ def read_labelled(path: Path) -> tuple[list[str], list[str]]:
 
 def batches_of_texts(path: Path, model: nn.Module, texts: Sequence[str]) -> Iterator[tuple[int, dict[str, Tensor]]]:
     """The number of a text and a batch of one row, for each text or, where it is too long for the model, its pieces."""
-    from transformers import AutoTokenizer
-
     text_batches(path, "\n".join(texts))  # refuses what this model can't read, before the first is run
-    with quiet():
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    tokenizer = load_tokenizer(path)
     for number, text in enumerate(texts):
         try:
             batches = TextBatches(text, tokenizer, model)

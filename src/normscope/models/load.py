@@ -1,8 +1,8 @@
 """A checkpoint as a model that runs, and a text as the batches that it runs on. Local files only; no remote code."""
 
 import inspect
-import json
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.checks import first_line
-from normscope.models.architecture import build_architecture, named_class
-from normscope.models.checkpoint import CheckpointError
+from normscope.checks import first_line, quoted
+from normscope.models import transformers_library as library
+from normscope.models.architecture import build_architecture, described_config, explained, notes_on
+from normscope.models.checkpoint import CheckpointError, read_json
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 CONTEXT = 1024  # tokens a piece, where a model allows more
@@ -24,23 +25,26 @@ def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32") -> nn
     """The model of a Hugging Face folder with its weights, in eval mode; refused unless every weight is there."""
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoModel
 
     _require_folder(path)
-    try:
-        with quiet():
-            config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-            known: Any = named_class(config.architectures) or AutoModel
-            model, loaded = known.from_pretrained(
-                path,
-                config=config,
-                local_files_only=True,
-                dtype=getattr(torch, dtype),
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # reported in `loaded`, and refused below by name
-            )
-    except Exception as error:  # transformers raises whatever a broken file leads to
-        raise CheckpointError(f"{path}: the model can't be loaded: {first_line(error)}") from None
+    config = _known_config(path)
+    if (path / "adapter_config.json").exists():
+        raise CheckpointError(f"{path}: adapter_config.json asks for an adapter: merge it into the weights first")
+    with _named(path), explained(config, "the model can't be loaded"):
+        described = described_config(config)
+        known: Any = library.model_class(described.architectures) or AutoModel
+        model, loaded = known.from_pretrained(
+            path,
+            config=described,
+            local_files_only=True,
+            trust_remote_code=False,
+            dtype=getattr(torch, dtype),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported in `loaded`, and refused below by name
+        )
+    for note in notes_on(config):
+        warnings.warn(f"{path}: {note}", library.NotFollowedWarning, stacklevel=2)
     _require_all_weights(path, loaded)
     try:
         placed: nn.Module = model.eval().to(device)
@@ -51,8 +55,6 @@ def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32") -> nn
 
 def text_batches(path: Path, text: str) -> "TextBatches":
     """The tokens of a text in pieces that fit the model of a folder, with the special tokens it expects."""
-    from transformers import AutoTokenizer
-
     _require_folder(path)
     if not text.strip():
         raise ValueError("the text is empty: give a text with at least one word")
@@ -60,15 +62,32 @@ def text_batches(path: Path, text: str) -> "TextBatches":
     takes = getattr(model, "main_input_name", None)
     if takes != "input_ids":
         raise ValueError(f"{path}: {type(model).__name__} takes {takes}, not text")
-    try:
-        with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers raises whatever a broken file leads to
-        raise CheckpointError(f"{path}: no tokenizer can be loaded: {first_line(error)}") from None
-    try:
+    tokenizer = load_tokenizer(path)
+    with _named(path):
         return TextBatches(text, tokenizer, model)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer of a folder, from its files alone."""
+    from transformers import AutoTokenizer, PreTrainedConfig
+
+    config, settings = _json(path / "config.json"), _json(path / "tokenizer_config.json")
+    with _named(path), explained(config, "no tokenizer can be loaded"):
+        for name in (config.get("tokenizer_class"), settings.get("tokenizer_class")):
+            if name is not None and not library.is_tokenizer(name):
+                raise ValueError(f"tokenizer_class must be the name of a tokenizer, got {quoted(name)}")
+        tokenizer = AutoTokenizer.from_pretrained(
+            path,
+            config=described_config(config) if library.config_class(config.get("model_type")) else PreTrainedConfig(),
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+        longest = tokenizer.model_max_length
+        if isinstance(longest, bool) or not isinstance(longest, (int, float)) or not longest >= 1:
+            raise ValueError(
+                f"model_max_length in tokenizer_config.json must be a number, 1 or more, got {quoted(longest)}"
+            )
+    return tokenizer
 
 
 class TextBatches:
@@ -161,22 +180,6 @@ def _require_folder(path: Path) -> None:
         )
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """No bars, reports or warnings of transformers: what matters in them we say ourselves, in one line."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
 def _require_all_weights(path: Path, loaded: Mapping[str, Any]) -> None:
     """Refuse a model of which some weights are not those of the checkpoint; tied ones are not reported as missing."""
     if missing := sorted(loaded["missing_keys"]):
@@ -192,14 +195,36 @@ def _require_all_weights(path: Path, loaded: Mapping[str, Any]) -> None:
 
 
 def _described(path: Path) -> nn.Module:
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    config = _known_config(path)
+    with _named(path):
         model = build_architecture(config)
-    except Exception as error:
-        raise CheckpointError(f"{path}: {first_line(error)}") from None
-    if model is None:
-        raise CheckpointError(f"{path}: config.json must describe a model that transformers knows, to run it on a text")
+    assert model is not None
     return model
+
+
+def _known_config(path: Path) -> dict[str, Any]:
+    """The config.json of a folder, of a kind that transformers knows."""
+    config = _json(path / "config.json")
+    if library.config_class(config.get("model_type")) is None:
+        raise CheckpointError(
+            f"{path}: the model can't be loaded: model_type in config.json must be one that {library.version()} knows, "
+            f"got {quoted(config.get('model_type'))}"
+        )
+    return config
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A JSON object in a file; an empty one if there is no such file."""
+    return read_json(path) if path.is_file() else {}
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors with the name of the folder."""
+    try:
+        yield
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
 
 
 def _special_tokens(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
@@ -213,7 +238,7 @@ def _special_tokens(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
 
 
 def _tokenized(tokenizer: Any, text: str, **options: bool) -> list[int]:
-    with quiet():
+    with library.quiet():
         return list(tokenizer(text, **options)["input_ids"])
 
 

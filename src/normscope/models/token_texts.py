@@ -3,12 +3,12 @@
 import mmap
 import struct
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from normscope.models.checkpoint import open_checkpoint
-from normscope.models.load import quiet
+from normscope.models.checkpoint import CheckpointError, open_checkpoint
+from normscope.models.load import load_tokenizer
+from normscope.models.transformers_library import byte_of_character
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 GGUF_TOKENS = b"tokenizer.ggml.tokens"
@@ -22,12 +22,9 @@ def token_texts(path: Path, tokens: Sequence[int]) -> list[str | None]:
         return _from_gguf(path, tokens)
     if not (path / "config.json").is_file():
         return [None] * len(tokens)
-    from transformers import AutoTokenizer
-
     try:
-        with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except Exception:  # transformers raises whatever missing or broken files lead to, and names are only for reading
+        tokenizer = load_tokenizer(path)
+    except CheckpointError:  # names are only for reading
         return [None] * len(tokens)
     return [_text(tokenizer, token) if token < len(tokenizer) else None for token in tokens]
 
@@ -76,14 +73,6 @@ def _undone(piece: str, of_bytes: bool) -> str:
     if not of_bytes:
         return piece.replace("\N{LOWER ONE EIGHTH BLOCK}", " ")
     try:
-        return bytes(_byte_of()[character] for character in piece).decode()
+        return bytes(byte_of_character()[character] for character in piece).decode()
     except (KeyError, UnicodeDecodeError):
         return piece
-
-
-@cache
-def _byte_of() -> dict[str, int]:
-    """The character that a byte-level vocabulary has for each byte, the other way round."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    return {character: byte for byte, character in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]

@@ -46,12 +46,21 @@ def highlights(inspection: Inspection) -> list[str]:
     if not norms and inspection.untraced is not None:
         return [
             f"No module of {inspection.model} is a normalization layer; "
-            f"calls of functions were not looked for: {inspection.untraced}."
+            f"calls of functions were not looked for: {inspection.untraced}.",
+            *inspection.notes,
         ]
     if not norms:
-        return [f"No normalization layer was found in {inspection.model}."]
+        return [f"No normalization layer was found in {inspection.model}.", *inspection.notes]
     caveats = [
-        sentence for sentence in (_unknown(norms), _unchecked(inspection), _gated(norms), _assumed(norms)) if sentence
+        sentence
+        for sentence in (
+            *inspection.notes,
+            _unknown(norms),
+            _unchecked(inspection),
+            _gated(norms),
+            _assumed(norms),
+        )
+        if sentence
     ]
     remarks = [
         sentence

@@ -25,7 +25,8 @@ from normscope.checks import first_line
 from normscope.models.architecture import stored_names
 from normscope.models.checkpoint import CheckpointError, open_checkpoint
 from normscope.models.float64_run import floats
-from normscope.models.load import DTYPES, load_model, quiet
+from normscope.models.load import DTYPES, load_model
+from normscope.models.transformers_library import locked
 from normscope.rewrite.certificate import difference, outputs_of
 from normscope.rewrite.fold import fold
 from normscope.rewrite.program import load_program, save_program
@@ -111,7 +112,7 @@ def _write_weights(folding: Folding, folder: Path, source: Path | None) -> Foldi
     model: Any = folding.model
     if not hasattr(model, "save_pretrained"):
         raise ValueError(f"only models of transformers are saved as folders, got {type(model).__name__}")
-    with quiet():
+    with locked():
         model.save_pretrained(folder, safe_serialization=True)
     try:
         loaded = load_model(folder, device=str(model.device), dtype=folding.certificate.dtype)

@@ -71,6 +71,7 @@ def inspect(
         norms=tuple(norms),
         untraced=inventory.untraced,
         text=None if text is None else f"{len(text)} characters",
+        notes=inventory.notes,
     )
 
 

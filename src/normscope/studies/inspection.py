@@ -112,6 +112,7 @@ class Inspection:
     norms: tuple[NormGeometry, ...]
     untraced: str | None = None  # why the model was not traced; then calls of functions were not looked for
     text: str | None = None  # the text that was run, if any
+    notes: tuple[str, ...] = ()  # what of the model's config.json could not be followed
 
     def to_dict(self) -> dict[str, Any]:
         """Exactly what `normscope inspect --json` prints; schema: normscope/schemas/inspect.json."""

@@ -1,0 +1,250 @@
+"""All that is asked of transformers beyond its public classes, and three locks while it works on somebody's files.
+
+    settings   its hub client is switched off
+    names      a repository that is asked for by name is refused, also one that an earlier download left on this machine
+    sockets    a connection, or a look-up of a host, is refused in this thread and in those that it starts
+
+A lock that is tried raises `NoNetworkError`, a FileNotFoundError: what is not in the folder is not there.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+LOOK_UPS = ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr", "socket.getnameinfo")
+MESSAGES = ("socket.connect", "socket.sendto", "socket.sendmsg")
+NEW_THREADS = ("_thread.start_new_thread", "_thread.start_joinable_thread")
+
+_locked: "WeakKeyDictionary[threading.Thread, list[str]]" = WeakKeyDictionary()  # thread → what it asked for
+
+
+class NoNetworkError(FileNotFoundError):
+    """Something was asked for that is not on this machine, or only under a name of the hub."""
+
+
+class NotFollowedWarning(UserWarning):
+    """Something that a config.json says could not be followed, and what was done instead."""
+
+
+@contextmanager
+def locked() -> Iterator[list[str]]:
+    """The three locks around calls of transformers, and no output of it; what tried a lock is in the list."""
+    with no_network() as asked, quiet():
+        _lock_names()
+        yield asked
+
+
+@contextmanager
+def no_network() -> Iterator[list[str]]:
+    """No hub and no sockets, in this thread and in those that it starts; what was asked for is in the list.
+
+    >>> import socket
+    >>> with no_network() as asked:
+    ...     socket.getaddrinfo("example.org", 443)
+    Traceback (most recent call last):
+    normscope.models.transformers_library.NoNetworkError: no network is used, but 'example.org' was asked for
+    >>> asked
+    ['example.org']
+    """
+    _lock_sockets()
+    thread = threading.current_thread()
+    outer, asked = _locked.get(thread), list[str]()
+    _locked[thread] = asked
+    try:
+        with _hub_switched_off():
+            yield asked
+    finally:
+        if outer is None:
+            del _locked[thread]
+        else:
+            outer += asked
+            _locked[thread] = outer
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No bars, reports or warnings of transformers: what matters in them we say ourselves, in one line."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def version() -> str:
+    import transformers
+
+    return f"transformers {transformers.__version__}"
+
+
+def config_class(kind: object) -> "type[PreTrainedConfig] | None":
+    """The class of configurations with this model_type; None if there is none."""
+    import transformers
+
+    known = isinstance(kind, str) and kind in transformers.CONFIG_MAPPING
+    return transformers.CONFIG_MAPPING[kind] if known else None  # type: ignore[index]
+
+
+def model_class(names: object) -> "type[PreTrainedModel] | None":
+    """The first class of transformers that is a whole model among the `architectures` of a config.json, if any.
+
+    >>> model_class(["pipeline", "PreTrainedModel", "GPT2LMHeadModel"]).__name__
+    'GPT2LMHeadModel'
+    """
+    import transformers
+    from torch import nn
+
+    for name in names if isinstance(names, list) else []:
+        found: Any = getattr(transformers, name, None) if isinstance(name, str) else None
+        known = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+        if known and found.forward is not nn.Module.forward:  # what models only inherit from has none
+            return found  # type: ignore[no-any-return]
+    return None
+
+
+def is_tokenizer(name: object) -> bool:
+    """Whether a name is that of a tokenizer of transformers, or of nothing there: it is looked up among all its names.
+
+    >>> is_tokenizer("LlamaTokenizerFast"), is_tokenizer("unknown"), is_tokenizer("pipeline"), is_tokenizer(["x"])
+    (True, True, False, False)
+    """
+    import transformers
+
+    if not isinstance(name, str):
+        return False
+    tried = [getattr(transformers, end, None) for end in (name, name.removesuffix("Fast"), f"{name}Fast")]
+    classes = [found for found in tried if found is not None]
+    return all(isinstance(found, type) and issubclass(found, transformers.PreTrainedTokenizerBase) for found in classes)
+
+
+@cache
+def implementations() -> frozenset[str]:
+    """Ways to compute attention or experts that transformers ships; a name with a slash would be a repository."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    names = {"eager", *ALL_ATTENTION_FUNCTIONS.valid_keys(), *ALL_EXPERTS_FUNCTIONS.valid_keys()}
+    return frozenset(name for name in names if "/" not in name)
+
+
+@cache
+def quantizers() -> frozenset[str]:
+    """Kinds of quantization that transformers ships."""
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    return frozenset(AUTO_QUANTIZATION_CONFIG_MAPPING)
+
+
+@cache
+def own_attributes() -> dict[str, bool]:
+    """Attributes that every configuration has for its own use → whether they are methods."""
+    from transformers import PreTrainedConfig
+
+    plain = PreTrainedConfig()
+    names = {*dir(PreTrainedConfig), *vars(plain)}
+    methods = {name: callable(getattr(PreTrainedConfig, name, None)) for name in names}
+    return {name: method for name, method in methods.items() if method or name.startswith("_")}
+
+
+def renamed_tensors(model: "nn.Module", names: Iterable[str]) -> dict[str, str]:
+    """Parameter of the model → its name in a checkpoint, which may be older, or saved with or without a head.
+
+    transformers knows how it has renamed what it loads: prefixes, moved modules, gamma and beta for weight and bias.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    described = dict(model.named_parameters()) | dict(model.named_buffers())
+    transforms = get_model_conversion_mapping(model)  # type: ignore[arg-type]
+    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+    prefix = getattr(model, "base_model_prefix", "") or None
+    found: dict[str, str] = {}
+    for name in names:
+        renamed = name if name in described else rename_source_key(name, renamings, [], prefix, described)[0]
+        found.setdefault(renamed, name)
+    return found
+
+
+@cache
+def byte_of_character() -> dict[str, int]:
+    """What each character of a byte-level vocabulary stands for."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {character: byte for byte, character in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _hub_switched_off() -> Iterator[None]:
+    """The offline settings of huggingface_hub: read from the environment when it is imported, from a constant later."""
+    before = {name: os.environ.get(name) for name in OFFLINE}
+    loaded = sys.modules.get("huggingface_hub.constants")
+    offline = loaded.HF_HUB_OFFLINE if loaded else any(before[name] in ("1", "ON", "YES", "TRUE") for name in before)
+    os.environ.update(OFFLINE)
+    if loaded:
+        loaded.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        if loaded := sys.modules.get("huggingface_hub.constants"):
+            loaded.HF_HUB_OFFLINE = offline  # type: ignore[attr-defined]
+
+
+def _refuse(what: str) -> None:
+    asked = _locked.get(threading.current_thread())
+    if asked is not None:
+        asked.append(what)
+        raise NoNetworkError(f"no network is used, but {what[:100]!r} was asked for")
+
+
+@cache
+def _lock_sockets() -> None:
+    """Have Python tell of every socket that is used. That can't be undone, and does nothing where nothing is locked."""
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in MESSAGES and isinstance(arguments[1], tuple):  # a text is the path of a local socket
+            _refuse(str(arguments[1][0]))
+        elif event in LOOK_UPS:
+            _refuse(str(arguments[0]))
+        elif event in NEW_THREADS:
+            started = getattr(arguments[0], "__self__", None)
+            asked = _locked.get(threading.current_thread())
+            if asked is not None and isinstance(started, threading.Thread):
+                _locked[started] = asked
+
+    sys.addaudithook(hear)
+
+
+@cache
+def _lock_names() -> None:
+    """Put a lock before the check that every function of huggingface_hub makes of the name of a repository."""
+    from huggingface_hub.utils import _validators
+
+    check: Callable[[Any], None] = _validators.validate_repo_id
+
+    def refuse_or_check(repo_id: Any) -> None:
+        if repo_id is not None:
+            _refuse(str(repo_id))
+        check(repo_id)
+
+    _validators.validate_repo_id = refuse_or_check
