@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -65,21 +67,28 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
     os.environ["USE_HUB_KERNELS"] = "NO"  # transformers would look for faster code on the hub
-    show_others = warnings.showwarning
-
-    def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
-        if issubclass(category, NotFollowedWarning):
-            _tell(f"note: {message}")
-        else:
-            show_others(message, category, *place, **options)
-
-    warnings.showwarning = show
     try:
-        with no_network():
+        with no_network(), _notes_in_one_line():
             app(prog_name="normscope")
     except (ValueError, OSError) as error:
         _tell(_said(error))
         sys.exit(2)
+
+
+@contextmanager
+def _notes_in_one_line() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", NotFollowedWarning)
+        show_others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+            if issubclass(category, NotFollowedWarning):
+                _tell(f"note: {message}")
+            else:
+                show_others(message, category, *place, **options)
+
+        warnings.showwarning = show
+        yield
 
 
 def _tell(line: str) -> None:

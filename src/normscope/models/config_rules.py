@@ -5,10 +5,11 @@ At every depth, and again in what transformers makes of it with its defaults:
     left out    where it came from, and code that it would bring along: `_name_or_path`, `auto_map`, and all that
                 transformers keeps in its configurations for its own use; an `…_implementation` that transformers
                 ships, for all of them compute the same
-    refused     an `…_implementation` or a `quant_method` that transformers does not ship, a `…backbone` that is a name
-                instead of a description, models of timm, keys that replace a method, more layers than the limit
+    refused     an `…_implementation` or a `quant_method` that transformers does not ship, a `…backbone` that is the
+                name of a repository or a path, models that are arguments for timm, keys that replace a method, more
+                layers than the limit
 
-Whatever else a text in it may lead to is stopped by the locks of `transformers_library`.
+Whatever else a text in it leads to is stopped by the locks of `transformers_library`, and named with its key.
 """
 
 import re
@@ -23,6 +24,7 @@ MODULES_PER_LAYER = 50
 DEEPEST = 40
 LAYERS = re.compile(r"(^|_)(layers?|depths?|blocks?|stages?)$")
 TABLES = ("id2label", "label2id", "task_specific_params", "vocabulary_map")  # their keys are words, not settings
+BARE_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")  # as models inside timm have
 FLAG = "--max-modules"
 
 
@@ -111,12 +113,12 @@ def _is_left_out(key: str, value: Any, place: str) -> bool:
 def _require_description(key: str, value: Any, place: str) -> None:
     if not isinstance(value, str) or not value:
         return
-    if key.endswith("backbone"):
+    if key.endswith("backbone") and not BARE_NAME.fullmatch(value):
         raise ConfigError(
             place, f"must be described in {key}_config, got the name {quoted(value)}: nothing is loaded by name"
         )
-    if key == "model_type" and value.startswith("timm"):
-        raise ConfigError(place, f"must be a model of transformers, got {quoted(value)}, which is code of timm")
+    if key == "model_type" and value == "timm_wrapper":
+        raise ConfigError(place, f"must be a model of transformers, got {quoted(value)}, which passes on to timm")
     if key == "quant_method" and value not in library.quantizers():
         raise ConfigError(place, f"must be one that transformers ships, got {quoted(value)}")
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 LOOK_UPS = ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr", "socket.getnameinfo")
 MESSAGES = ("socket.connect", "socket.sendto", "socket.sendmsg")
-NEW_THREADS = ("_thread.start_new_thread", "_thread.start_joinable_thread")
 
 _locked: "WeakKeyDictionary[threading.Thread, list[str]]" = WeakKeyDictionary()  # thread → what it asked for
 
@@ -219,20 +218,24 @@ def _refuse(what: str) -> None:
 
 @cache
 def _lock_sockets() -> None:
-    """Have Python tell of every socket that is used. That can't be undone, and does nothing where nothing is locked."""
+    """Hear of every socket and every new thread, for as long as the process lives; nothing is done to unlocked ones."""
 
     def hear(event: str, arguments: tuple[Any, ...]) -> None:
         if event in MESSAGES and isinstance(arguments[1], tuple):  # a text is the path of a local socket
             _refuse(str(arguments[1][0]))
         elif event in LOOK_UPS:
             _refuse(str(arguments[0]))
-        elif event in NEW_THREADS:
-            started = getattr(arguments[0], "__self__", None)
-            asked = _locked.get(threading.current_thread())
-            if asked is not None and isinstance(started, threading.Thread):
-                _locked[started] = asked
+
+    start = threading.Thread.start
+
+    def start_as_locked(self: threading.Thread) -> None:
+        asked = _locked.get(threading.current_thread())
+        if asked is not None:
+            _locked[self] = asked
+        start(self)
 
     sys.addaudithook(hear)
+    threading.Thread.start = start_as_locked  # type: ignore[method-assign]
 
 
 @cache
