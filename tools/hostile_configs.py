@@ -7,8 +7,8 @@ Every type is described by its own defaults, with one layer where it counts laye
 that, in nested configurations too, or puts the name of a repository in place of a text or of nothing. A folder with it,
 with a tokenizer_config.json that is as hostile and with one tensor is given to what all commands read models with:
 `find`, `load_model`, `load_tokenizer` and `token_texts`. Whatever a socket is asked for is recorded and denied below
-everything else. A traceback is an error that the command line would not turn into one line. A type has a time limit and
-a limit of memory.
+everything else. A traceback is an error that the command line would not turn into one line. A type has a limit of time
+and of memory.
 
 Two counts must be 0, or the exit code is 1: attempts to connect, and tracebacks. That the cases are hostile is shown by
 how many types connect when transformers alone is given the name of a backbone.
@@ -19,6 +19,7 @@ import copy
 import json
 import multiprocessing
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -69,11 +70,11 @@ INSIDE = ("left out", "backbone", "attn_implementation", "method")  # tried in e
 def main() -> int:
     options = _options()
     totals: Counter[str] = Counter()
-    worker = _Worker(options.gigabytes)
-    kinds = options.kinds or worker.ask("kinds", options.seconds)
+    worker = _Worker(options.seconds, options.gigabytes)
+    kinds = options.kinds or worker.ask("kinds")
     for number, kind in enumerate(kinds, start=1):
         started = time.monotonic()
-        answer = worker.ask(kind, options.seconds)
+        answer = worker.ask(kind)
         counts = Counter({"over time or memory": 1}) if answer is None else Counter(answer["counts"])
         totals += counts
         totals["types"] += 1
@@ -97,7 +98,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", help="model types; all, if none is given")
-    parser.add_argument("--seconds", type=float, default=300, help="time limit for all cases of a type")
+    parser.add_argument("--seconds", type=float, default=120, help="of processor time, for all cases of a type")
     parser.add_argument("--gigabytes", type=float, default=12, help="limit of address space")
     parser.add_argument("--verbose", action="store_true", help="a line for each type")
     return parser.parse_args()
@@ -106,25 +107,22 @@ def _options() -> argparse.Namespace:
 class _Worker:
     """One process that tries one type after the other, and is started again when it takes too long or dies."""
 
-    def __init__(self, gigabytes: float) -> None:
-        self._gigabytes = gigabytes
+    def __init__(self, seconds: float, gigabytes: float) -> None:
+        self._limits = seconds, gigabytes
         self._start()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._here, there = context.Pipe()
-        self._process = context.Process(target=work, args=(there, self._gigabytes), daemon=True)
+        self._process = context.Process(target=work, args=(there, *self._limits), daemon=True)
         self._process.start()
         there.close()
 
-    def ask(self, question: str, seconds: float) -> Any:
-        """The answer; None if there was none in time."""
+    def ask(self, question: str) -> Any:
+        """The answer; None if the process ended before it gave one."""
         self._here.send(question)
-        try:
-            if self._here.poll(seconds):
-                return self._here.recv()
-        except EOFError:
-            pass
+        with suppress(EOFError, ConnectionError):
+            return self._here.recv()
         self.stop()
         self._start()
         return None
@@ -134,8 +132,8 @@ class _Worker:
         self._process.join()
 
 
-def work(questions: Connection, gigabytes: float) -> None:
-    """Answers with counts for one type after the other, in a process of its own."""
+def work(questions: Connection, seconds: float, gigabytes: float) -> None:
+    """Answers with counts for one type after the other, in a process of its own; the system ends it at its limits."""
     most = int(gigabytes * 1e9)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     attempts = record_sockets()
@@ -147,7 +145,9 @@ def work(questions: Connection, gigabytes: float) -> None:
         if kind == "kinds":
             questions.send(list(transformers.CONFIG_MAPPING))
         else:
+            signal.setitimer(signal.ITIMER_PROF, seconds)
             questions.send(try_type(kind, attempts))
+            signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def record_sockets() -> list[str]:
