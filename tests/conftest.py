@@ -1,7 +1,56 @@
-import os
+"""Which examples property tests draw, and how many they drew.
 
-from hypothesis import settings
+`make test` draws the same examples for everybody, so that a failure means a change. `tools/fresh_examples.py`, which
+`make test-slow` runs, draws others: it sets the profile "fresh" and a seed for each run.
+"""
 
-# The same examples every time where a failure must mean a change; new ones on a developer's machine.
-settings.register_profile("normscope", deadline=None, derandomize=bool(os.environ.get("CI")))
-settings.load_profile("normscope")
+from collections.abc import Iterator
+from functools import wraps
+
+import pytest
+from hypothesis import is_hypothesis_test, settings
+
+settings.register_profile("same", deadline=None, derandomize=True, database=None)
+settings.register_profile("fresh", deadline=None, derandomize=False, database=None, print_blob=True)
+settings.load_profile("same")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker("property")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Count the examples of a property test; the count travels with its report, from other processes too."""
+    handle = getattr(getattr(item, "obj", None), "hypothesis", None)
+    if handle is None:
+        return (yield)
+    test, count = handle.inner_test, 0
+
+    @wraps(test)
+    def counted(*args: object, **kwargs: object) -> object:
+        nonlocal count
+        count += 1
+        return test(*args, **kwargs)
+
+    handle.inner_test = counted
+    try:
+        return (yield)
+    finally:
+        handle.inner_test = test
+        item.user_properties.append(("examples", count))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call":
+        _counts.append(sum(count for name, count in report.user_properties if name == "examples"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if any(_counts):
+        terminalreporter.write_line(f"{sum(_counts):,} examples in {sum(map(bool, _counts)):,} property tests")
+
+
+_counts: list[int] = []

@@ -52,7 +52,7 @@ def test_weights_from_before_safetensors_are_read_too(tmp_path):
 def test_names_from_before_modules_were_moved_are_understood(tmp_path):
     """ViT on disk has encoder.layer.0.layernorm_before; the model of today calls it layers.0.layernorm_before."""
     save(tiny_model("vit"), tmp_path)
-    assert find(tmp_path)["encoder.layer.0.layernorm_before"].path == "layers.0.layernorm_before"
+    assert find(tmp_path)["layers.0.layernorm_before"].stored_as == "encoder.layer.0.layernorm_before"
 
 
 def test_gamma_and_beta_are_weight_and_bias(tmp_path):
@@ -75,13 +75,13 @@ def save(model, folder, safe=True):
         torch.save(model.state_dict(), folder / "pytorch_model.bin")
 
 
-def test_names_are_those_of_the_checkpoint_whatever_prefix_it_was_saved_with(tmp_path):
+def test_names_are_those_of_the_model_whatever_prefix_it_was_saved_with(tmp_path):
     model = tiny_model("gpt2")
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["GPT2LMHeadModel"]}))
-    found = find(tmp_path)["ln_f"]
-    assert (found.name, found.path) == ("ln_f", "transformer.ln_f")
+    found = find(tmp_path)["transformer.ln_f"]
+    assert (found.path, found.stored_as) == ("transformer.ln_f", "ln_f")
     assert np.array_equal(found.norm.gain, model.ln_f.weight.detach().double().numpy())
 
 
@@ -214,7 +214,10 @@ def test_an_inventory_reads_like_a_mapping_and_sums_itself_up():
     inventory = find(nn.Sequential(nn.LayerNorm(4), nn.RMSNorm(4), nn.BatchNorm1d(4), nn.RMSNorm(4)))
     assert list(inventory) == ["0", "1", "2", "3"]
     assert repr(inventory) == "Inventory(Sequential: 1 layernorm, 2 rmsnorm, 1 unknown)"
-    assert repr(find(nn.Linear(2, 2))) == "Inventory(Linear: no norms)"
+    none = find(nn.Linear(2, 2))
+    assert repr(none) == "Inventory(Linear: no norms as modules; calls of functions were not looked for)"
+    assert "an example input must be given" in none.untraced
+    assert repr(find(nn.Linear(2, 2), inputs=(torch.zeros(1, 2),))) == "Inventory(Linear: no norms)"
 
 
 def test_norms_that_are_stored_but_not_described_are_listed_and_not_dropped(tmp_path):
@@ -222,8 +225,12 @@ def test_norms_that_are_stored_but_not_described_are_listed_and_not_dropped(tmp_
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"n_layer": 1}))
     inventory = find(tmp_path)
-    left_over = {name: found.problem for name, found in inventory.items() if found.norm is None}
-    assert left_over == dict.fromkeys(["h.1.ln_1", "h.1.ln_2"], "is stored, but config.json describes no such norm")
+    left_over = {name: found for name, found in inventory.items() if found.path is None}
+    assert list(left_over) == ["h.1.ln_1", "h.1.ln_2"]
+    for found in left_over.values():
+        assert found.kind == "layernorm"
+        assert "kind" in found.assumed
+        assert found.unchecked == "config.json does not describe it"
 
 
 def test_a_batch_norm_in_a_state_dict_is_not_taken_for_a_layer_norm(tmp_path):

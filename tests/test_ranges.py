@@ -12,7 +12,7 @@ from torch import nn
 
 from normscope import Norm
 from normscope.studies import ranges as study
-from normscope.studies.ranges import driving_input, ranges_of_norms
+from normscope.studies.ranges import driving_input, ranges
 from oracles import dense_factor, torch_norm
 
 seeds = st.integers(0, 2**32 - 1)
@@ -54,7 +54,7 @@ def model_of(norm, seed, outputs=7, bias=True):
 
 
 def ranges_of(norm, model):
-    return ranges_of_norms(model, {"0": norm}, (torch.zeros(1, norm.size).double(),))
+    return ranges(model, (torch.zeros(1, norm.size).double(),))
 
 
 def dense_interval(norm, w, offset):
@@ -115,31 +115,21 @@ def test_blocks_of_rows_give_what_the_whole_gives(monkeypatch):
     np.testing.assert_allclose(blocked.lows, whole.lows, rtol=1e-14)
 
 
-def test_a_layer_too_large_to_copy_is_tried_by_its_worst_row(monkeypatch):
-    norm = Norm(gain=np.linspace(-1, 2, 8), bias=np.ones(8))
-    model = model_of(norm, 0)
-    (whole,) = ranges_of(norm, model).layers
-    monkeypatch.setattr(study, "WHOLE_LAYER", 0)
-    (by_row,) = ranges_of(norm, model).layers
-    assert by_row.witness.attained == pytest.approx(whole.witness.attained, rel=1e-14)
-
-
 @pytest.mark.parametrize(("largest", "beyond"), [(65503.0, 0), (65505.0, 1)])
 def test_what_can_exceed_float16_is_counted(largest, beyond):
     model = nn.Sequential(nn.LayerNorm(2), nn.Linear(2, 3))
     with torch.no_grad():
         model[1].weight.copy_(torch.tensor([[1.0, 1.0], [1.0, -1.0], [0.0, 1.0]]))
         model[1].bias.copy_(torch.tensor([1.0, 2 - largest, 0.0]))  # the second row adds ±2 to its bias
-    (layer,) = ranges_of_norms(model, {"0": Norm(gain=[1, 1])}, (torch.zeros(1, 2),)).layers
+    (layer,) = ranges(model, (torch.zeros(1, 2),)).layers
     assert layer.worst_bound == pytest.approx(-largest)
     assert (layer.exceeds_float16, layer.rows_beyond_float16) == (bool(beyond), beyond)
     assert layer.worst_row == 1
     np.testing.assert_allclose(layer.highs[0] - layer.lows[0], 0, atol=1e-12)
 
 
-@pytest.mark.parametrize("project", [True, False])
-def test_a_norm_that_does_not_scale_gives_no_bound(project):
-    norm = Norm(gain=[1, 2, 3], project=project, scale=False)
+def test_a_norm_that_does_not_scale_gives_no_bound():
+    norm = Norm(gain=[1, 2, 3], scale=False)
     found = ranges_of(norm, model_of(norm, 0))
     (layer,) = found.layers
     assert (layer.bounded, layer.low, layer.high, layer.witness) == (False, None, None, None)
@@ -156,9 +146,7 @@ def llama():
     names = [name for name, module in model.named_modules() if isinstance(module, type(model.model.norm))]
     for name in names:
         nn.init.normal_(model.get_submodule(name).weight)
-    return model, {
-        name: Norm(gain=model.get_submodule(name).weight, project=False, eps=config.rms_norm_eps) for name in names
-    }
+    return model
 
 
 def gpt2(dtype=torch.float32):
@@ -170,12 +158,7 @@ def gpt2(dtype=torch.float32):
     for name, parameter in model.named_parameters():
         if "ln_" in name:
             nn.init.normal_(parameter)
-    model = model.to(dtype)
-    return model, {
-        name: Norm(gain=module.weight, bias=module.bias, eps=module.eps)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.LayerNorm)
-    }
+    return model.to(dtype)
 
 
 MODELS = {"llama": llama, "gpt2": gpt2, "gpt2 in bfloat16": lambda: gpt2(torch.bfloat16)}
@@ -183,8 +166,8 @@ MODELS = {"llama": llama, "gpt2": gpt2, "gpt2 in bfloat16": lambda: gpt2(torch.b
 
 @pytest.mark.parametrize("which", MODELS)
 def test_witnesses_hold_on_the_modules_of_a_transformer(which):
-    model, found_norms = MODELS[which]()
-    found = ranges_of_norms(model, found_norms, name=which)
+    model = MODELS[which]()
+    found = ranges(model)
     assert len(found.layers) == {"llama": 11}.get(which, 3)
     model = model.double()
     for layer in found.layers:
@@ -199,8 +182,7 @@ def test_witnesses_hold_on_the_modules_of_a_transformer(which):
 
 
 def test_layers_come_in_the_order_in_which_they_run_and_the_rest_is_listed():
-    model, found_norms = gpt2()
-    found = ranges_of_norms(model, dict(reversed(found_norms.items())), name="tiny")
+    found = ranges(gpt2())
     assert [layer.layer for layer in found.layers] == [
         "transformer.h.0.attn.c_attn",
         "transformer.h.0.mlp.c_fc",
@@ -215,7 +197,7 @@ def test_layers_come_in_the_order_in_which_they_run_and_the_rest_is_listed():
         "transformer.h.0.attn.c_proj",
         "transformer.h.0.mlp.c_proj",
     ]
-    assert repr(found).startswith("Ranges(tiny: 3 layers read a norm, 2 are not covered; largest bound ")
+    assert repr(found).startswith("Ranges(GPT2LMHeadModel: 3 layers read a norm, 2 are not covered; largest bound ")
 
 
 class Example(nn.Module):
@@ -240,17 +222,40 @@ NOT_COVERED = {
 
 @pytest.mark.parametrize("reason", NOT_COVERED)
 def test_what_is_not_covered_is_listed_with_its_reason(reason):
-    found = ranges_of_norms(Example(NOT_COVERED[reason]), {"norm": Norm(gain=np.ones(4))}, (torch.zeros(2, 3, 4),))
+    found = ranges(Example(NOT_COVERED[reason]), (torch.zeros(2, 3, 4),))
     assert [missed.reason for missed in found.not_covered] == [reason]
 
 
-def test_a_module_that_is_not_the_norm_given_is_not_trusted():
-    model = Example(lambda self, x: self.layer(self.norm(x)))
-    found = ranges_of_norms(model, {"norm": Norm(gain=np.ones(4), project=False)}, (torch.zeros(2, 3, 4),))
-    assert found.layers == ()
-    assert "does not act as given" in found.not_covered[0].reason
-    found = ranges_of_norms(model, {"norm": Norm(gain=np.ones(3))}, (torch.zeros(2, 3, 4),))
-    assert "has 3 channels, which are not the last axis of its input of shape (2, 3, 4)" in found.not_covered[0].reason
+class WithArguments(nn.LayerNorm):
+    """A LayerNorm when it is called alone, and more where it is called with more."""
+
+    def forward(self, x, shift=None, factor=None, doubled=False):
+        y = super().forward(x)
+        y = y if shift is None else y * (1 + factor) + shift
+        return y * y if doubled else y
+
+
+CALLED_WITH_MORE = {
+    "is called with 3 values in the model": lambda self, x: self.norm(x, x.exp(), factor=self.layer(x)),
+    "computes something else inside the model": lambda self, x: self.norm(x, doubled=True),
+    "computes different things in its 2 calls": lambda self, x: self.norm(x) + self.norm(x, x, factor=-x),
+}
+
+
+@pytest.mark.parametrize("reason", CALLED_WITH_MORE)
+def test_a_norm_that_is_called_with_more_than_its_input_bounds_nothing(reason):
+    call = CALLED_WITH_MORE[reason]
+    model = Example(lambda self, x: self.last(call(self, x)))
+    model.norm, model.last = WithArguments(4), nn.Linear(4, 3)
+    found = ranges(model, (torch.zeros(2, 3, 4),))
+    assert "last" not in [layer.layer for layer in found.layers]
+    assert not any(layer.norm == "norm" for layer in found.layers)
+
+
+def test_calls_that_cannot_be_traced_certify_nothing():
+    model = Example(lambda self, x: self.layer(self.norm(x)) if x.sum() > 0 else x)
+    with pytest.raises(ValueError, match="cannot be traced"):
+        ranges(model, (torch.zeros(2, 3, 4),))
 
 
 def test_a_norm_over_another_axis_is_not_taken_for_one_over_the_last():
@@ -259,26 +264,25 @@ def test_a_norm_over_another_axis_is_not_taken_for_one_over_the_last():
             return super().forward(x.transpose(1, 2)).transpose(1, 2)
 
     model = nn.Sequential(ChannelsFirst(4), nn.Linear(4, 2))
-    found = ranges_of_norms(model, {"0": Norm(gain=np.ones(4))}, (torch.zeros(2, 4, 4),))
+    found = ranges(model, (torch.zeros(2, 4, 4),))
     assert found.layers == ()
-    assert "on its last axis" in found.not_covered[0].reason
+    assert "its norm 0: " in found.not_covered[0].reason
 
 
 def test_a_model_without_weights_and_weights_that_are_not_finite_are_refused():
-    norm = {"0": Norm(gain=np.ones(4))}
     with torch.device("meta"):
         empty = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2))
     with pytest.raises(ValueError, match="must have its weights loaded"):
-        ranges_of_norms(empty, norm, (torch.zeros(1, 4),))
+        ranges(empty, (torch.zeros(1, 4),))
     model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2))
     model[1].weight.data[0, 0] = torch.nan
     with pytest.raises(ValueError, match=r"1\.weight must be finite"):
-        ranges_of_norms(model, norm, (torch.zeros(1, 4),))
+        ranges(model, (torch.zeros(1, 4),))
 
 
 def test_a_row_in_the_dead_direction_has_no_range_and_counts_as_verified():
     model = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 1, bias=False))
     nn.init.ones_(model[1].weight)
-    found = ranges_of_norms(model, {"0": Norm(gain=np.ones(3))}, (torch.zeros(1, 3),))
+    found = ranges(model, (torch.zeros(1, 3),))
     assert abs(found.layers[0].high) < 1e-12
     assert found.verified

@@ -7,7 +7,7 @@ means 1 + w, so its gains are gains.
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from normscope.models.checkpoint import Checkpoint
 from normscope.models.found import FoundNorm
@@ -19,12 +19,12 @@ GAIN = re.compile(r"^(?P<path>.+)\.(weight|gamma|scale)$", re.DOTALL)
 BIAS = ("bias", "beta")
 
 
-def norms_by_name(checkpoint: Checkpoint) -> Iterator[FoundNorm]:
-    """Every vector of the checkpoint that is named like the gain of a norm, with its bias."""
+def norms_by_name(checkpoint: Checkpoint, among: Container[str] | None = None) -> Iterator[FoundNorm]:
+    """Every vector of the checkpoint, or among some names, that is named like the gain of a norm, with its bias."""
     kind, eps = _declared(checkpoint)
     for name in _in_depth_order(checkpoint):
         path, shape = path_of_gain(name), checkpoint.shape(name)
-        if path is None:
+        if path is None or (among is not None and name not in among):
             continue
         problem = None
         if f"{path}.running_mean" in checkpoint.names:

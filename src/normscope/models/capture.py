@@ -10,15 +10,22 @@ torch.Size([2, 4])
 """
 
 from collections.abc import Iterable
+from itertools import permutations
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from normscope.models.find import find
+from normscope.models.find import find_alone
+from normscope.models.found import FoundNorm, Inventory
 from normscope.models.heads import AttentionWatch, Heads
+from normscope.models.in_place import activation
+
+ROWS = 16  # vectors of a gated call that are held against what it is known as
+ROUNDING = 5e-2  # of the largest output, in half precision too
 
 
 class Activations:
@@ -58,20 +65,26 @@ class capture:  # noqa: N801  (read as a verb: `with capture(model) as captured`
     """Record the activations of a model's norms while inside the `with`; the model is as it was afterwards.
 
     Calls of one norm are joined along the first axis (vector by vector if lengths differ). `clear()` forgets them,
-    so that a long text can be run piece by piece in constant memory. With `heads` (True, or the names of some attention
-    layers), `captured.heads` has the queries and keys of every attention layer by its name.
+    so that a long text can be run piece by piece in constant memory. `norms` may be what `find` returned: then the
+    input of a gated norm is what it normalizes, x ∘ act(gate) if the gate comes first. Of other norms that are called
+    with more than one tensor nothing is recorded, and `captured.skipped` says so by name. With `heads` (True, or the
+    names of some attention layers), `captured.heads` has the queries and keys of every attention layer by its name.
     """
 
     def __init__(
-        self, model: nn.Module, norms: bool | Iterable[str] = True, heads: bool | Iterable[str] = False
+        self, model: nn.Module, norms: bool | Inventory | Iterable[str] = True, heads: bool | Iterable[str] = False
     ) -> None:
         self._model = model
         if isinstance(norms, str):
             raise ValueError(
                 f"norms must be True, False or a list of names, got the one name {norms!r}: put it in a list"
             )
-        names = [name for name, found in find(model).items() if found.norm] if norms is True else list(norms or ())
+        known = find_alone(model) if norms is True else norms if isinstance(norms, Inventory) else None
+        found = {} if known is None else {one.path: one for one in known.values() if one.norm and not one.function}
+        names = list(norms or ()) if known is None else [path for path in found if path is not None]  # type: ignore[arg-type]
+        self._gated = {path: one for path, one in found.items() if one.gate is not None}
         self.norms = {name: Activations() for name in names}
+        self.skipped: dict[str, str] = {}  # norms of which a call was not recorded, and why
         self._attention = AttentionWatch(model, None if heads is True else heads) if heads else None
         self._hooks: list[RemovableHandle] = []
 
@@ -91,11 +104,24 @@ class capture:  # noqa: N801  (read as a verb: `with capture(model) as captured`
 
     def __enter__(self) -> Self:
         modules = [self._model.get_submodule(name) for name in self.norms]  # all, before the first is hooked
-        for module, activations in zip(modules, self.norms.values(), strict=True):
-            self._hooks.append(module.register_forward_hook(_recorder(activations), with_kwargs=True))
+        for module, name in zip(modules, self.norms, strict=True):
+            self._hooks.append(module.register_forward_hook(self._recorder(name), with_kwargs=True))
         if self._attention is not None:
             self._attention.start()
         return self
+
+    def _recorder(self, name: str) -> Any:
+        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+            if not tensors or not isinstance(output, Tensor):
+                return
+            normalized = _normalized(self._gated.get(name), tensors, output)
+            if normalized is None:
+                self.skipped[name] = f"is called with {len(tensors)} tensors, not with its input alone"
+            else:
+                self.norms[name].add(normalized, output)
+
+        return record
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -107,10 +133,24 @@ class capture:  # noqa: N801  (read as a verb: `with capture(model) as captured`
         self._hooks.clear()
 
 
-def _recorder(activations: Activations) -> Any:
-    def record(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], answer: Any) -> None:
-        tensors = [value for value in (*given, *named.values()) if isinstance(value, Tensor)]
-        if tensors and isinstance(answer, Tensor):
-            activations.add(tensors[0], answer)
-
-    return record
+def _normalized(found: FoundNorm | None, tensors: list[Tensor], output: Tensor) -> Tensor | None:
+    """What a call with these tensors normalizes; None if that is not known."""
+    if len(tensors) == 1:
+        return tensors[0]
+    if found is None or found.gate is None or found.norm is None or len(tensors) != 2:
+        return None
+    act = activation(found.gate)
+    for x, gate in permutations(tensors):
+        before = found.gate.place == "before"
+        normalized = x * act(gate).to(x.dtype) if before else x
+        if normalized.shape != output.shape:
+            continue
+        rows = slice(0, ROWS)
+        some = normalized.reshape(-1, found.size)[rows].cpu().double().numpy()
+        expected = found.norm(some)
+        if not before:
+            expected = expected * act(gate.reshape(-1, found.size)[rows].double()).cpu().numpy()
+        seen = output.reshape(-1, found.size)[rows].cpu().double().numpy()
+        if np.abs(seen - expected).max(initial=0.0) <= ROUNDING * np.abs(expected).max(initial=0.0):
+            return normalized
+    return None

@@ -4,15 +4,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
-
-from normscope.models.examples import example_inputs
 from normscope.models.found import Inventory
-from normscope.models.graph import GraphError, ModelGraph, trace
+from normscope.models.graph import ModelGraph
 
-LARGEST = (
-    2_000_000_000  # parameters of a model that is traced without being asked; beyond, tracing takes a minute and more
-)
 QK_NAME = re.compile(r"(^|[._])(q|k|query|key)_?(layer)?_?norm\b|norm_[qk]\b", re.IGNORECASE)
 
 
@@ -27,17 +21,10 @@ class Connections:
 
 
 def connections_of(inventory: Inventory) -> Connections:
-    """Trace the model of an inventory, if there is one, its inputs are known, and it is not too large."""
+    """What the graph of an inventory says about its norms, if there is one."""
     by_name = any(QK_NAME.search(name) for name in inventory)
-    if inventory.module is None or not inventory or (inventory.parameters or 0) > LARGEST:
-        return Connections(qk_norm=by_name)
-    device = next((values.device for values in inventory.module.parameters()), torch.device("cpu"))
-    try:
-        example = example_inputs(inventory.module)
-        graph = trace(inventory.module, {key: value.to(device) for key, value in example.items()})
-    except GraphError:
-        return Connections(qk_norm=by_name)
-    except ValueError:  # no example is known for this module
+    graph = inventory.graph
+    if graph is None or not inventory:
         return Connections(qk_norm=by_name)
     paths = {name: found.path for name, found in inventory.items() if found.path is not None}
     layers = {layer.name for layer in graph.linear_layers()}

@@ -1,58 +1,105 @@
 """Every normalization layer of a model, in memory or on disk."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.utils._pytree import tree_map
 
+from normscope.checks import first_line
 from normscope.models.architecture import build_architecture, stored_names
-from normscope.models.by_name import norms_by_name, path_of_gain
+from normscope.models.by_name import norms_by_name
 from normscope.models.checkpoint import Checkpoint, CheckpointError, open_checkpoint
+from normscope.models.examples import example_inputs
+from normscope.models.float64_run import run_call
 from normscope.models.found import FoundNorm, Inventory
+from normscope.models.graph import ModelGraph, trace
+from normscope.models.in_place import FunctionNorm, InPlace, function_norms, in_place
 from normscope.models.probe import Form, form_of
 from normscope.norm import Norm
 
+LARGEST = 2_000_000_000  # parameters of a model that is traced without being asked; beyond, it takes a minute and more
 
-def find(model: nn.Module | str | Path) -> Inventory:
+
+def find(model: nn.Module | str | Path, *, inputs: Mapping[str, Any] | Sequence[Any] | None = None) -> Inventory:
     """The norms of a live module, or of a checkpoint, of which only their own tensors are read.
+
+    Each is what it computes where the model calls it: one call of the model is traced, with `inputs`, or with generated
+    ones for a model of transformers. Where that can't be done, modules are judged by what they compute alone, and say
+    so in `unchecked`.
 
     >>> find(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)))
     Inventory(Sequential: 1 layernorm)
     """
     if isinstance(model, nn.Module):
-        return _find_in_module(model)
+        return _find_in_module(model, *_traced(model, inputs))
     if isinstance(model, (str, Path)):
-        return _find_in_checkpoint(Path(model))
+        return _find_in_checkpoint(Path(model), inputs)
     raise ValueError(f"model must be a torch module or a path to a checkpoint, got {type(model).__name__}")
 
 
-def _find_in_module(model: nn.Module) -> Inventory:
-    def parameter(path: str, name: str) -> tuple[str, Tensor]:
-        values = model.get_submodule(path).get_parameter(name)
+def find_alone(model: nn.Module) -> Inventory:
+    """The norms among the modules of a live model by what they compute alone, without tracing it."""
+    return _find_in_module(model, None, "the model was not traced")
+
+
+def find_traced(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None = None) -> Inventory:
+    """The norms of a live module in one traced call, whatever its size; an error if it can't be traced."""
+    return _find_in_module(model, trace(model, example_inputs(model) if inputs is None else inputs), None)
+
+
+def _traced(
+    model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None, parameters: int | None = None
+) -> tuple[ModelGraph | None, str | None]:
+    """The graph of one call, or why there is none."""
+    count = sum(values.numel() for values in model.parameters()) if parameters is None else parameters
+    if inputs is None and count > LARGEST:
+        return None, f"models of more than {LARGEST:,} parameters are not traced, this one has {count:,}"
+    try:
+        example = example_inputs(model) if inputs is None else inputs
+        device = next((values.device for values in model.parameters()), torch.device("cpu"))
+        moved = tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, example)
+        return trace(model, moved), None
+    except ValueError as error:  # it can't be traced, or no example is known for this module
+        return None, first_line(error)
+
+
+def _find_in_module(model: nn.Module, graph: ModelGraph | None, untraced: str | None) -> Inventory:
+    def stored(name: str) -> tuple[str, Tensor]:
+        values: Tensor = attrgetter(name)(model)
         if values.is_meta:
-            raise ValueError(f"{path}.{name} has no values (it is on the meta device): load the weights first")
-        return path, values
+            raise ValueError(f"{name} has no values (it is on the meta device): load the weights first")
+        return name, values
 
     return Inventory(
         type(model).__name__,
-        [_found(path, kind, form, parameter) for path, kind, form in _candidates(model)],
+        list(_norms(model, graph, untraced, stored)),
         module=model,
         parameters=sum(values.numel() for values in model.parameters()),
         tied_embeddings=_tied(model),
+        graph=graph,
+        untraced=untraced,
     )
 
 
-def _find_in_checkpoint(path: Path) -> Inventory:
+def _find_in_checkpoint(path: Path, inputs: Mapping[str, Any] | Sequence[Any] | None) -> Inventory:
     with open_checkpoint(path) as checkpoint:
+        graph: ModelGraph | None = None
+        untraced: str | None = "no architecture is known, only tensors"
         try:
             model = build_architecture(checkpoint.config) if checkpoint.config else None
             if model is None:
                 norms = list(norms_by_name(checkpoint))
             else:
+                graph, untraced = _traced(model, inputs, checkpoint.parameters)
                 tensors = _StoredTensors(checkpoint, model)
-                norms = [_found(path, kind, form, tensors) for path, kind, form in _candidates(model)]
-                norms += tensors.undescribed()
+                norms = [*_norms(model, graph, untraced, tensors), *tensors.undescribed()]
         except CheckpointError:
             raise
         except ValueError as error:
@@ -63,14 +110,39 @@ def _find_in_checkpoint(path: Path) -> Inventory:
             module=model,
             parameters=checkpoint.parameters,
             tied_embeddings=None if model is None else _tied(model),
+            graph=graph,
+            untraced=untraced,
         )
+
+
+Stored = Callable[[str], tuple[str, Tensor]]  # a parameter or buffer by its name in the model → its stored name, values
+
+
+def _norms(model: nn.Module, graph: ModelGraph | None, untraced: str | None, stored: Stored) -> Iterator[FoundNorm]:
+    """Modules that normalize, in the order of the model, and then calls of functions that no module holds."""
+    paths = []
+    for path, kind, alone in _candidates(model):
+        paths.append(path)
+        seen = InPlace(alone, unchecked=untraced) if graph is None else in_place(graph, model, path, alone)
+        yield _found(path, kind, seen, stored)
+    if graph is not None:
+        for called in function_norms(graph, paths):
+            yield _found_function(graph, called, stored)
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, str, Form]]:
     """Path, class and form of every module that normalizes or seems to; equal modules are asked once."""
     asked: dict[Any, Form | None] = {}
+    parametrizations = {
+        f"{path}.{inner}"
+        for path, module in model.named_modules()
+        if isinstance(module, ParametrizationList)
+        for inner, _ in module.named_modules()
+    }
     has_space = any(isinstance(module, nn.modules.conv._ConvNd) for module in model.modules())
     for path, module in model.named_modules():
+        if path in parametrizations:  # weight norm and the like: norms of weights, not of activations
+            continue
         key = _likeness(module)
         if key not in asked:
             asked[key] = form_of(module)
@@ -102,18 +174,43 @@ def _settings(module: nn.Module) -> list[tuple[str, Any]]:
     ]
 
 
-def _found(path: str, kind: str, form: Form, parameter: Callable[[str, str], tuple[str, Tensor]]) -> FoundNorm:
-    """A form with the values of its parameters, which `parameter` reads by path and name."""
+def _found(path: str, kind: str, seen: InPlace, stored: Stored) -> FoundNorm:
+    """A module with the values of its parameters."""
+    form = seen.form
     if form.problem is not None:
-        return FoundNorm(path, form.size, None, path, kind, problem=form.problem)
-    name, gain, bias = path, None, None
-    if form.gain is not None:
-        name, values = parameter(path, form.gain)
-        gain = values.detach().cpu().double().reshape(-1) + (1.0 if form.gain_convention == "1+w" else 0.0)
-    if form.bias is not None:
-        bias = parameter(path, form.bias)[1].detach().reshape(-1)
+        return FoundNorm(path, form.size, None, path, kind, unchecked=None, problem=form.problem)
+    names: list[str] = []
+
+    def values(own: str | None) -> Any:
+        if own is None:
+            return None
+        name, tensor = stored(f"{path}.{own}" if path else own)
+        names.append(name.rpartition(".")[0])
+        return tensor.detach().cpu().double().reshape(-1)
+
+    gain, bias = values(form.gain), values(form.bias)
+    if gain is not None and form.gain_convention == "1+w":
+        gain = gain + 1.0
+    return FoundNorm(
+        path,
+        form.size,
+        _norm(path, form, gain, bias),
+        path,
+        kind,
+        gate=seen.gate,
+        unchecked=seen.unchecked,
+        stored_as=names[0] if names and names[0] != path else None,
+        gain_convention=form.gain_convention,
+        eps_place=form.eps_place,
+        axis=form.axis,
+        has_bias=bias is not None,
+        parameters=form.size * ((gain is not None) + (bias is not None)),
+    )
+
+
+def _norm(name: str, form: Form, gain: Any, bias: Any) -> Norm:
     try:
-        norm = Norm(
+        return Norm(
             gain=[1.0] * form.size if gain is None else gain,
             bias=bias,
             eps=form.eps,
@@ -123,46 +220,54 @@ def _found(path: str, kind: str, form: Form, parameter: Callable[[str, str], tup
         )
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
-    stored = form.size * ((gain is not None) + (bias is not None))
+
+
+def _found_function(graph: ModelGraph, called: FunctionNorm, stored: Stored) -> FoundNorm:
+    """A call of torch's layer_norm or rms_norm in the code of a module."""
+    size = math.prod(called.shape)
+    what = {"path": called.name, "module": called.function, "function": called.where, "unchecked": None}
+    affine = [node for node in (called.gain, called.bias) if node is not None]
+    if not graph.constants.issuperset(affine):
+        problem = "is called with a gain or bias that depends on the input of the model"
+        return FoundNorm(called.name, size, None, **what, problem=problem)  # type: ignore[arg-type]
+    made = run_call(graph, dict.fromkeys(affine), {}, lambda name: stored(name)[1])
+    gain, bias = (None if node is None else made[node].reshape(-1) for node in (called.gain, called.bias))
+    form = Form(size, projects=called.projects, scales=True, eps=called.eps)
     return FoundNorm(
-        name,
-        form.size,
-        norm,
-        path,
-        kind,
-        form.gain_convention,
-        form.eps_place,
-        form.axis,
+        called.name,
+        size,
+        _norm(called.name, form, gain, bias),
+        **what,  # type: ignore[arg-type]
+        eps_place="inside" if called.eps else None,
         has_bias=bias is not None,
-        parameters=stored,
+        gain_convention=None if gain is None else "w",
+        parameters=size * len(affine),
     )
 
 
 class _StoredTensors:
-    """Parameters of a model by path and name, read from a checkpoint that may name them otherwise."""
+    """Parameters of a model by their names in it, read from a checkpoint that may name them otherwise."""
 
     def __init__(self, checkpoint: Checkpoint, model: nn.Module) -> None:
         self._checkpoint = checkpoint
         self._model = model
         self._stored = stored_names(model, checkpoint.names)
 
-    def __call__(self, path: str, name: str) -> tuple[str, Tensor]:
-        stored = self._stored.get(f"{path}.{name}")
+    def __call__(self, name: str) -> tuple[str, Tensor]:
+        stored, path = self._stored.get(name), name.rpartition(".")[0]
         if stored is None:
-            raise ValueError(f"config.json describes a norm {path}, but there is no tensor {path}.{name}")
-        shape, described = self._checkpoint.shape(stored), self._model.get_submodule(path).get_parameter(name).shape
+            raise ValueError(f"config.json describes a norm {path}, but there is no tensor {name}")
+        shape, described = self._checkpoint.shape(stored), self._model.get_parameter(name).shape
         if shape != tuple(described):
             raise ValueError(f"{stored} has shape {shape}, but config.json makes it {tuple(described)}")
-        return stored.rpartition(".")[0], self._checkpoint.tensor(stored)
+        return stored, self._checkpoint.tensor(stored)
 
     def undescribed(self) -> Iterator[FoundNorm]:
-        """Norms that are stored but are no part of the model that config.json describes."""
+        """Norms that are stored but not part of the model that config.json describes: their kind is assumed."""
         described = dict(self._model.named_parameters(remove_duplicate=False))
-        for renamed, stored in self._stored.items():
-            path = path_of_gain(stored)
-            shape = self._checkpoint.shape(stored)
-            if path is not None and renamed not in described and len(shape) == 1:
-                yield FoundNorm(path, shape[0], None, problem="is stored, but config.json describes no such norm")
+        skipped = {stored for renamed, stored in self._stored.items() if renamed not in described}
+        for found in norms_by_name(self._checkpoint, skipped):
+            yield replace(found, unchecked="config.json does not describe it")
 
 
 def _tied(model: nn.Module) -> bool | None:

@@ -129,6 +129,7 @@ class ModelGraph:
         self._parameters = dict(signature.inputs_to_parameters)
         self._stored = {**self._parameters, **signature.inputs_to_buffers}
         self._user_inputs = set(signature.user_inputs)
+        self._functions: set[str] = set()  # names given to calls of functions
         for node in self._order:
             if isinstance(node.target, HigherOrderOperator) and self._weighted & set(node.all_input_nodes):
                 raise GraphError(
@@ -188,7 +189,7 @@ class ModelGraph:
         while pending:
             source = pending.pop()
             for user in source.users:
-                if user not in call and kind_of(user) == "add" and not self._constants & set(user.all_input_nodes):
+                if user not in call and kind_of(user) == "add" and not self.constants & set(user.all_input_nodes):
                     return True
                 if handed_on(user) is source:
                     pending.append(user)
@@ -222,11 +223,6 @@ class ModelGraph:
         """Modules that apply matrices of weights in ways not followed: convolutions, experts, einsum, made weights."""
         return _unique(self.module_of(node) for node in self._order if self._applies_weights_otherwise(node))
 
-    def only_multiplies(self, name: str) -> bool:
-        """Whether calling a module does nothing but one product with weights: its output is the layer's output."""
-        calls = self.calls_of(name)
-        return bool(calls) and all(self._is_one_product(call) for call in calls)
-
     def shapes(self, name: str) -> tuple[tuple[int, ...], ...]:
         """The shapes of the floating-point inputs that a module was called with."""
         values = [value for call in self.calls_of(name) for value in self.entering(name, call)]
@@ -256,6 +252,16 @@ class ModelGraph:
             raise ValueError(f"name must be a module of the traced model, got {name!r}")
         return list(self._calls.get(self._names[name], {}).values())
 
+    def name_function(self, name: str, calls: Iterable[Node]) -> None:
+        """Give operations a name of their own, by which they can be asked about like the calls of a module."""
+        self._names[name] = name
+        self._functions.add(name)
+        self._calls[name] = {node.name: {node: None} for node in calls}
+
+    def call_of(self, node: Node) -> str:
+        """The key of the innermost call of a module that an operation belongs to; '' outside all modules."""
+        return next(reversed(node.meta.get("nn_module_stack", {})), "")
+
     def module_of(self, node: Node) -> str:
         """The deepest module that an operation belongs to."""
         stack = list(node.meta.get("nn_module_stack", {}).values())
@@ -271,6 +277,8 @@ class ModelGraph:
 
     def _holds(self, name: str, value: Node) -> bool:
         """Whether a value is a tensor of the module itself, also one that an earlier call has moved or cast."""
+        if name in self._functions:
+            return value in self.constants
         while (source := handed_on(value)) is not None:
             value = source
         if value.op != "placeholder" or value.name in self._user_inputs:
@@ -289,7 +297,7 @@ class ModelGraph:
         return [node for node in call if any(user not in call for user in node.users) and not handed_in(node, call)]
 
     @cached_property
-    def _constants(self) -> set[Node]:
+    def constants(self) -> set[Node]:
         """Every value that does not depend on the inputs of the model."""
         constants: set[Node] = set()
         for node in self._order:
@@ -306,7 +314,7 @@ class ModelGraph:
         """Constants that come from a parameter."""
         weighted: set[Node] = set()
         for node in self._order:
-            if node in self._constants and (node.name in self._parameters or weighted & set(node.all_input_nodes)):
+            if node in self.constants and (node.name in self._parameters or weighted & set(node.all_input_nodes)):
                 weighted.add(node)
         return weighted
 
@@ -326,7 +334,7 @@ class ModelGraph:
         return []
 
     def _is_one_constant(self, factor: Any) -> bool:
-        return not isinstance(factor, Node) or (factor in self._constants and factor.meta["val"].numel() == 1)
+        return not isinstance(factor, Node) or (factor in self.constants and factor.meta["val"].numel() == 1)
 
     @cached_property
     def products(self) -> dict[Node, Product]:
@@ -423,7 +431,7 @@ class ModelGraph:
 
     def _applies_weights_otherwise(self, node: Node) -> bool:
         kind = kind_of(node)
-        activations = [value for value in node.all_input_nodes if value not in self._constants and is_float(value)]
+        activations = [value for value in node.all_input_nodes if value not in self.constants and is_float(value)]
         if node.op != "call_function" or node in self.products or not activations or kind in ELEMENTWISE | JOINS:
             return False
         if kind in PRODUCTS:
@@ -435,13 +443,6 @@ class ModelGraph:
         while source is not None and source.name not in self._parameters:
             source = handed_on(source)
         return source is not None and source.meta["val"].ndim >= 2
-
-    def _is_one_product(self, call: Call) -> bool:
-        products = [self.products[node] for node in call if node in self.products]
-        if len(products) != 1:
-            return False
-        allowed = {products[0].total, *self.products} | self._constants
-        return all(node in allowed or handed_on(node) is not None or not looks_at_values(node) for node in call)
 
 
 def _unique(names: Iterable[str]) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ SEED = 0
 ANY_WIDTH = 24
 AFFINE = "neither projects nor scales: an affine map, such as BatchNorm in eval mode"
 HOMOGENEOUS = "doubling the input doubles the output"
+ANY = "normalizes vectors of any width: how wide they are shows only in use"
 
 Answer = Callable[[Floats], Floats]  # (PROBES, channels) → the same shape
 
@@ -66,7 +67,7 @@ def form_of(module: nn.Module) -> Form | None:
     except _NoCopyError as refusal:
         form = Form(math.prod(shape), problem=str(refusal))
     if form.problem is None and not _says_its_width(module):
-        form = Form(0, problem="normalizes vectors of any width: how wide they are shows only in use")
+        form = Form(0, problem=ANY)
     if form.problem is None or named:
         return form
     return form if parametric and form.problem not in (AFFINE, HOMOGENEOUS) else None
@@ -122,23 +123,27 @@ def _probe(module: nn.Module, shape: tuple[int, ...]) -> Form:
     refusals, problems = [], []
     for axis, answer in _layouts(subject, shape):
         try:
-            form = _fit(answer, size, drawn, rng)
-        except _NoAnswerError as refusal:
+            form = fit(answer, size, drawn, rng)
+        except NoAnswerError as refusal:
             refusals.append(str(refusal))
             continue
         if form.problem is None:
-            declared = [value for value in vars(module).values() if isinstance(value, float)]
-            # torch's RMSNorm without an eps takes that of the dtype
-            declared.append(torch.finfo(torch.float32).eps)
-            eps = next((value for value in declared if abs(value - form.eps) <= 0.02 * form.eps), form.eps)
             pools = bool(refusals) and axis == -1 and _pools_space(subject, shape, rng)
-            return replace(form, axis=axis, eps=eps, pools_space=pools)
+            return replace(with_declared_eps(form, module), axis=axis, pools_space=pools)
         problems.append(form.problem)
     return Form(size, problem=(problems + refusals)[0])
 
 
-class _NoAnswerError(Exception):
-    """The module can't be asked this way."""
+def with_declared_eps(form: Form, module: nn.Module) -> Form:
+    """A form with the eps that its module declares, where that is the measured one within its error."""
+    declared = [value for value in vars(module).values() if isinstance(value, float)]
+    declared.append(torch.finfo(torch.float32).eps)  # torch's RMSNorm without an eps takes that of the dtype
+    eps = next((value for value in declared if abs(value - form.eps) <= 0.02 * form.eps), form.eps)
+    return replace(form, eps=eps)
+
+
+class NoAnswerError(Exception):
+    """The module can't be called this way."""
 
 
 class _NoCopyError(Exception):
@@ -174,10 +179,10 @@ def _layouts(subject: nn.Module, shape: tuple[int, ...]) -> Iterator[tuple[int, 
                 answer = subject(given)
         except Exception as error:
             shape = tuple(given.shape)
-            raise _NoAnswerError(f"can't be called with one tensor of shape {shape}: {first_line(error)}") from None
+            raise NoAnswerError(f"can't be called with one tensor of shape {shape}: {first_line(error)}") from None
         if not isinstance(answer, Tensor) or answer.shape != given.shape:
             what = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-            raise _NoAnswerError(f"answers an input of shape {tuple(given.shape)} with {what}")
+            raise NoAnswerError(f"answers an input of shape {tuple(given.shape)} with {what}")
         values: Floats = restore(answer).double().numpy()
         return values.reshape(x.shape)
 
@@ -187,17 +192,17 @@ def _layouts(subject: nn.Module, shape: tuple[int, ...]) -> Iterator[tuple[int, 
     yield 1, lambda x: ask(x, lambda t: t.T.reshape(1, channels, len(x), 1), lambda t: t.reshape(channels, len(x)).T)
 
 
-def _fit(answer: Answer, size: int, drawn: dict[str, Floats], rng: np.random.Generator) -> Form:
+def fit(answer: Answer, size: int, drawn: dict[str, Floats], rng: np.random.Generator) -> Form:
     """The first member of the family that explains the answers, the usual ones first."""
-    x = rng.normal(size=(_probes(size), size)) + rng.normal(size=(_probes(size), 1))
+    x = rng.normal(size=(probes(size), size)) + rng.normal(size=(probes(size), 1))
     quiet, loud = _Answers(answer, x), _Answers(answer, LOUD * x)
-    if max(_deviation(seen.plus, seen.bias) for seen in (quiet, loud)) <= FIT:
+    if max(deviation(seen.plus, seen.bias) for seen in (quiet, loud)) <= FIT:
         return Form(size, problem="its output does not depend on its input")
     for projects, scales, groups in _members(size):
         seen = loud if scales else quiet  # without scaling, loud inputs would drown the bias
         s = _steps(seen.x, projects, scales, groups)
         gain, misfit = _regress(seen.odd, s)
-        if misfit > FIT or _deviation(seen.plus, gain * s + seen.bias) > FIT:
+        if misfit > FIT or deviation(seen.plus, gain * s + seen.bias) > FIT:
             continue
         if not projects and not scales:
             return Form(size, problem=AFFINE)
@@ -219,7 +224,7 @@ class _Answers:
         self.bias: Floats = (self.plus + minus).mean(axis=0) / 2
 
 
-def _probes(size: int) -> int:
+def probes(size: int) -> int:
     return PROBES if size != PROBES else PROBES + 2
 
 
@@ -246,10 +251,10 @@ def _regress(y: Floats, s: Floats) -> tuple[Floats, float]:
     """The gain per channel that explains y best by gain · s, and by how much it fails, relative to y."""
     power = np.sum(s**2, axis=0)
     gain: Floats = np.sum(y * s, axis=0) / np.where(power == 0, 1.0, power)
-    return gain, _deviation(y, gain * s)
+    return gain, deviation(y, gain * s)
 
 
-def _deviation(a: Floats, b: Floats) -> float:
+def deviation(a: Floats, b: Floats) -> float:
     """Largest difference, relative to the size of a; 0 where both vanish."""
     size = float(np.abs(a).max(initial=0.0))
     return float(np.abs(a - b).max(initial=0.0)) / size if size > 0 else float(np.abs(b).max(initial=0.0))
@@ -261,13 +266,13 @@ def _name_parameters(
     """(gain's parameter, its convention, bias's parameter), or the problem: values that no parameter explains."""
     gain_name, convention, bias_name = None, None, None
     for name, values in drawn.items():
-        if _deviation(gain, values) <= FIT:
+        if deviation(gain, values) <= FIT:
             gain_name, convention = name, "w"
-        elif _deviation(gain, 1 + values) <= FIT:
+        elif deviation(gain, 1 + values) <= FIT:
             gain_name, convention = name, "1+w"
-        elif _deviation(bias, values) <= FIT:
+        elif deviation(bias, values) <= FIT:
             bias_name = name
-    if gain_name is None and _deviation(gain, np.ones_like(gain)) > FIT:
+    if gain_name is None and deviation(gain, np.ones_like(gain)) > FIT:
         return f"has a gain (median {np.median(gain):.3g}) that is neither a parameter w, nor 1 + w, nor 1"
     if bias_name is None and np.abs(bias).max() > FIT * np.abs(gain).max():
         return f"has a bias (median {np.median(bias):.3g}) that is none of its parameters"
@@ -279,7 +284,7 @@ def _with_eps(form: Form, answer: Answer, gain: Floats, bias: Floats, rng: np.ra
 
     inside  s/√(s² + eps)        outside  s/(s + eps)        floor  s/max(s, eps)
     """
-    unit = _steps(rng.normal(size=(_probes(form.size), form.size)), form.projects, True, form.groups)
+    unit = _steps(rng.normal(size=(probes(form.size), form.size)), form.projects, True, form.groups)
 
     def shrinkage(s: float) -> float:
         expected = gain * unit
@@ -338,12 +343,12 @@ def _failed_check(answer: Answer, quiet: _Answers, loud: _Answers) -> str:
         return "divides by the standard deviation but does not subtract the mean"
     x, y = quiet.x, quiet.plus
     doubled = answer(2 * x)
-    if _deviation(doubled, 2 * y) <= FIT:
+    if deviation(doubled, 2 * y) <= FIT:
         return HOMOGENEOUS
     facts = [
-        f"doubling the input changes the output by {_deviation(y, doubled):.1%} of its largest value",
-        f"adding a constant changes it by {_deviation(y, answer(x + 1)):.1%}",
+        f"doubling the input changes the output by {deviation(y, doubled):.1%} of its largest value",
+        f"adding a constant changes it by {deviation(y, answer(x + 1)):.1%}",
     ]
-    if _deviation(y, np.concatenate([answer(row[None]) for row in x])) > FIT:
+    if deviation(y, np.concatenate([answer(row[None]) for row in x])) > FIT:
         facts.append("the answer to one vector depends on the others in the batch")
     return "; ".join(facts)

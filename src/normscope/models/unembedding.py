@@ -76,8 +76,8 @@ def unembedding_of(model: nn.Module | str | Path, example: Mapping[str, Any] | N
 
 def _of_module(model: nn.Module, example: Mapping[str, Any] | None) -> Unembedding:
     inputs = example_inputs(model) if example is None else example
-    inventory = find(model)
-    norms = {found.path: found for found in inventory.values() if found.path is not None}
+    inventory = find(model, inputs=example)
+    norms = {found.path: found for found in inventory.values() if found.path is not None and not found.function}
     calls = _calls(model, inputs, norms.keys())
     name = _name_of_head(model, calls)
     head = model.get_submodule(name)
@@ -285,6 +285,8 @@ def _with_norm(
         rows = wide @ as_floats(layer.weight, "weight")
     if norm is None:
         problem = f"{found.name} fits no member of the family: {found.problem}"
+    elif found.obstacle is not None:
+        norm, problem = None, f"{found.name}: {found.obstacle}"
     elif norm.size != rows.shape[1] or found.axis != -1:
         norm, problem = None, f"{found.name} does not normalize what the unembedding reads as channels"
     elif link.factor != 1.0:

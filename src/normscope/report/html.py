@@ -400,8 +400,15 @@ def _facts(norm: NormGeometry) -> list[tuple[str, str]]:
     ]
     if norm.assumed:
         facts.append(("assumed, not observed", ", ".join(norm.assumed)))
-    if norm.problem:
-        facts.append(("problem", norm.problem))
+    for label, value in (
+        ("problem", norm.problem),
+        ("gate", norm.gate),
+        ("called at", norm.function),
+        ("not checked in its place", norm.unchecked),
+        ("name in the checkpoint", norm.stored_as),
+    ):
+        if value:
+            facts.append((label, value))
     if norm.landing is not None:
         facts.append(("inputs of the text", f"{norm.landing.inputs:,}"))
         facts.append(("H in g groups over H as it is", _factors(norm.landing)))

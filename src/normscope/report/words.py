@@ -30,6 +30,7 @@ PLACEMENTS: dict[str | None, str] = {
     "both": "pre-norm and post-norm",
 }
 EMBEDDINGS = {True: "tied embeddings", False: "untied embeddings", None: "embeddings tied or not: unknown"}
+NO_QK_NORM = {True: "no QK-norm", False: "no QK-norm by name"}  # traced, not traced
 UNBOUNDED = ("projection", "affine")
 
 Norms = Sequence[NormGeometry]
@@ -42,9 +43,16 @@ def highlights(inspection: Inspection) -> list[str]:
     ['No normalization layer was found in empty.']
     """
     norms = inspection.norms
+    if not norms and inspection.untraced is not None:
+        return [
+            f"No module of {inspection.model} is a normalization layer; "
+            f"calls of functions were not looked for: {inspection.untraced}."
+        ]
     if not norms:
         return [f"No normalization layer was found in {inspection.model}."]
-    caveats = [sentence for sentence in (_unknown(norms), _assumed(norms)) if sentence]
+    caveats = [
+        sentence for sentence in (_unknown(norms), _unchecked(inspection), _gated(norms), _assumed(norms)) if sentence
+    ]
     remarks = [
         sentence
         for sentence in (
@@ -73,7 +81,7 @@ def headline(inspection: Inspection) -> list[str]:
     facts = [", ".join(f"{count} {KINDS.get(kind, kind)}" for kind, count in kinds.items()) or "no norms"]
     facts.append(PLACEMENTS.get(inspection.placement, "placement unknown"))
     facts.append(EMBEDDINGS[inspection.tied_embeddings])
-    facts.append("QK-norm" if inspection.qk_norm else "no QK-norm")
+    facts.append("QK-norm" if inspection.qk_norm else NO_QK_NORM[inspection.untraced is None])
     inside = f"{inspection.norm_parameters:,}"
     if inspection.parameters:
         share = inspection.norm_parameters / inspection.parameters
@@ -92,6 +100,23 @@ def _unknown(norms: Norms) -> str | None:
     named = "; ".join(f"{norm.name} ({norm.problem or 'no reason given'})" for norm in unknown[:2])
     rest = f"; and {len(unknown) - 2} more" if len(unknown) > 2 else ""
     return f"{_part(unknown, norms)} {_verb(unknown, 'fits', 'fit')} no member of the family: {named}{rest}."
+
+
+def _unchecked(inspection: Inspection) -> str | None:
+    """Norms that are only known by what they compute alone, where an architecture is at hand."""
+    unchecked = [norm for norm in inspection.norms if norm.unchecked and not norm.assumed]
+    if not unchecked:
+        return None
+    reasons = Counter(norm.unchecked for norm in unchecked)
+    named = "; ".join(f"{reason} ({count})" if len(reasons) > 1 else str(reason) for reason, count in reasons.items())
+    computes = _verb(unchecked, "computes", "compute")
+    return f"What {_part(unchecked, inspection.norms)} {computes} inside the model was not checked: {named}."
+
+
+def _gated(norms: Norms) -> str | None:
+    together = Counter(norm.gate for norm in norms if norm.gate)
+    clauses = [f"{count} of {_count(len(norms), 'norm')} compute {gate}" for gate, count in together.items()]
+    return f"Gated: {'; '.join(clauses)}; what is said here is about the norm in it." if clauses else None
 
 
 def _assumed(norms: Norms) -> str | None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.checks import first_line
-from normscope.rewrite.evaluation import floats
+from normscope.models.float64_run import floats
 from normscope.rewrite.plan import Plan, Taken, TakenBy
 from normscope.rewrite.results import Certificate, Example
 

@@ -16,10 +16,10 @@ from torch import nn
 
 from normscope.checks import first_line
 from normscope.models.examples import example_inputs as generated_inputs
-from normscope.models.find import find
+from normscope.models.find import find_alone
+from normscope.models.float64_run import evaluate
 from normscope.models.graph import GraphError, ModelGraph, trace
 from normscope.rewrite.certificate import certify, difference, identities
-from normscope.rewrite.evaluation import evaluate
 from normscope.rewrite.places import Watch
 from normscope.rewrite.plan import Plan
 from normscope.rewrite.results import AFTER_LOOKUP, FOLDED, LARGEST_DIFFERENCE, Decision, Folding, Verdict
@@ -55,7 +55,7 @@ def fold(
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError("model must have its weights loaded to be folded, got a model on the meta device")
     example = _example(model, example_inputs)
-    inventory = find(model)
+    inventory = find_alone(model)  # its calls are held against it below, in the model's own run
     graph = _traced(model, example, generated=not example_inputs)
     original = Watch(graph, inventory.values())
     before = evaluate(graph, StoredTensors(model).in_float64, original)

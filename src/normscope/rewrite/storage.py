@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from normscope.checks import first_line
 from normscope.models.architecture import stored_names
 from normscope.models.checkpoint import CheckpointError, open_checkpoint
+from normscope.models.float64_run import floats
 from normscope.models.load import DTYPES, load_model, quiet
 from normscope.rewrite.certificate import difference, outputs_of
-from normscope.rewrite.evaluation import floats
 from normscope.rewrite.fold import fold
 from normscope.rewrite.program import load_program, save_program
 from normscope.rewrite.results import Folding

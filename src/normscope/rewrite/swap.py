@@ -8,6 +8,7 @@ says so.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 
@@ -95,8 +96,8 @@ def _decide(model: nn.Module, found: FoundNorm, named: set[str] | None, groups: 
     """What a norm is to be, or why it is kept."""
     if named is not None and found.name not in named:
         return "is not named by only="
-    if found.norm is None:
-        return str(found.problem)
+    if found.norm is None or found.function is not None:
+        return found.problem or "is a call of a function in the code of a module, and no module of its own"
     if named is None and not (found.norm.projects and found.norm.scales):
         return "is no LayerNorm: name it with only= to swap it"
     obstacle = _obstacle(model.get_submodule(found.name), found)
@@ -112,6 +113,11 @@ def _decide(model: nn.Module, found: FoundNorm, named: set[str] | None, groups: 
 
 def _obstacle(module: nn.Module, found: FoundNorm) -> str | None:
     """What a `normscope.nn.Norm` in place of the module would change that is not asked for."""
+    if found.gate is not None:
+        return f"is gated, {found.gate}, where normscope.nn.Norm takes its input alone"
+    taken = list(inspect.signature(module.forward).parameters)
+    if found.unchecked is not None and len(taken) > 1:
+        return f"takes more than its input ({', '.join(taken)}), and its calls were not checked: {found.unchecked}"
     if found.eps_place not in ("inside", None):
         where = {"outside": "adds eps outside the root", "floor": "has eps as a floor of the root"}[found.eps_place]
         return f"{where}, where normscope.nn.Norm adds it inside"

@@ -1,6 +1,7 @@
 """What every norm of a model really is: its kind, the set that its outputs fill, and where real inputs land in it."""
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from normscope.checks import Floats
 from normscope.data import bundled_model
-from normscope.models.capture import capture
+from normscope.models.capture import ROUNDING, ROWS, Activations, capture
 from normscope.models.connections import Connections, connections_of
 from normscope.models.find import find
 from normscope.models.found import FoundNorm, Inventory
@@ -43,7 +44,7 @@ def inspect(
     2
     """
     place = bundled_model() if model is None else model
-    inventory = find(place)
+    inventory, batches = _found(place, batches)
     landed: dict[str, LandingGatherer] = {}
     if text is not None:
         if isinstance(place, nn.Module):
@@ -68,32 +69,55 @@ def inspect(
         parameters=inventory.parameters,
         norm_parameters=inventory.norm_parameters,
         norms=tuple(norms),
+        untraced=inventory.untraced,
         text=None if text is None else f"{len(text)} characters",
     )
+
+
+def _found(
+    place: nn.Module | str | Path, batches: Iterable[Mapping[str, Tensor]] | None
+) -> tuple[Inventory, Iterable[Mapping[str, Tensor]] | None]:
+    """The norms of a model; one for which no inputs can be generated is traced on its first batch."""
+    inventory = find(place)
+    if inventory.graph is None and isinstance(place, nn.Module) and batches is not None:
+        here = iter(batches)
+        first = list(islice(here, 1))
+        return (find(place, inputs=first[0]) if first else inventory), chain(first, here)
+    return inventory, batches
 
 
 def _land(
     model: nn.Module, batches: Iterable[Mapping[str, Tensor]], inventory: Inventory, progress: Progress
 ) -> dict[str, LandingGatherer]:
     """Run the model and gather the inputs of its norms, piece by piece."""
-    gatherers = {
-        found.name: LandingGatherer(found.norm, found.eps_place)
-        for found in inventory.values()
-        if found.norm is not None
-    }
-    paths = {name: found.path for name, found in inventory.items() if name in gatherers and found.path is not None}
-    with capture(model, norms=paths.values()) as captured:
+    with capture(model, norms=inventory) as captured:
+        gatherers = {
+            name: LandingGatherer(found.norm, found.eps_place)
+            for name, found in inventory.items()
+            if found.norm is not None and found.path in captured.norms
+        }
         for _ in run_in_pieces(model, progress(batches, "running the text")):
-            for name, path in paths.items():
-                given = captured.norms[path].input
-                if given is None:
-                    continue
-                try:
-                    gatherers[name].add(as_rows(given, inventory[name]))
-                except ValueError as error:  # not finite, as where half precision overflows
-                    raise ValueError(f"the input of {name}: {error}") from None
+            for name in list(gatherers):
+                found = inventory[name]
+                seen = captured.norms[str(found.path)]
+                if found.path in captured.skipped or not _agrees(found, seen):
+                    del gatherers[name]  # what it reads is not what it normalizes
+                elif seen.input is not None:
+                    try:
+                        gatherers[name].add(as_rows(seen.input, found))
+                    except ValueError as error:  # not finite, as where half precision overflows
+                        raise ValueError(f"the input of {name}: {error}") from None
             captured.clear()
     return gatherers
+
+
+def _agrees(found: FoundNorm, seen: Activations) -> bool:
+    """Whether a call whose place was not checked gave what the norm gives, on some of its rows."""
+    if found.unchecked is None or found.norm is None or seen.input is None or seen.output is None:
+        return True
+    given, made = (as_rows(values, found)[:ROWS] for values in (seen.input, seen.output))
+    expected = found.norm(given)
+    return bool(np.abs(made - expected).max() <= ROUNDING * np.abs(expected).max())
 
 
 def as_rows(given: Tensor, found: FoundNorm) -> Floats:
@@ -118,6 +142,10 @@ def _geometry(found: FoundNorm, connections: Connections, landed: LandingGathere
         has_bias=found.has_bias,
         assumed=found.assumed,
         problem=found.problem,
+        gate=None if found.gate is None else str(found.gate),
+        function=found.function,
+        unchecked=found.unchecked,
+        stored_as=found.stored_as,
         reads=connections.reads.get(found.name),
         read_by=connections.read_by.get(found.name),
     )

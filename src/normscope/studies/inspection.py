@@ -90,6 +90,10 @@ class NormGeometry:
     range_high_channel: int | None
     reads: tuple[str, ...] | None  # modules that write its input; None when only weights are at hand
     read_by: tuple[str, ...] | None  # modules that read its output
+    gate: str | None = None  # of a gated norm, as norm(x ∘ silu(gate)): everything here is about the norm in it
+    function: str | None = None  # of a call of torch's function, which no module holds: its file and line
+    unchecked: str | None = None  # why what it computes inside the model was not checked; None if it was
+    stored_as: str | None = None  # its name in the checkpoint, where that is not the name of the module
     landing: Landing | None = None  # with a text
     channel_ranges: Floats | None = field(default=None, repr=False, compare=False)  # (N, 2); not part of the JSON
     profile: Profile | None = field(default=None, repr=False, compare=False)
@@ -106,6 +110,7 @@ class Inspection:
     parameters: int | None
     norm_parameters: int
     norms: tuple[NormGeometry, ...]
+    untraced: str | None = None  # why the model was not traced; then calls of functions were not looked for
     text: str | None = None  # the text that was run, if any
 
     def to_dict(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from normscope.data import bundled_model
 from normscope.geometry import Ellipsoid
 from normscope.models.capture import capture
 from normscope.models.find import find
+from normscope.models.found import FoundNorm
 from normscope.models.heads import Heads
 from normscope.models.load import load_model, run_in_pieces, text_batches
 from normscope.models.query_maps import HeadMaps, NoMapError, norms_before_keys
@@ -127,7 +128,7 @@ class _Study:
     ) -> None:
         self._model, self._at, self._max_keys = model, at, max_keys
         self._causal, self._reachable, self._keep = causal, reachable, keep
-        self._norms = {path: found for path, found in find(model).items() if found.norm is not None}
+        self._norms: dict[str, FoundNorm] = {}
         self._before: dict[str, str | NoMapError] | None = None
         self._queries: ReachableQueries | None = None
         self._tallies: dict[tuple[str, int | None], _Tally] = {}
@@ -138,6 +139,8 @@ class _Study:
 
     def add(self, batch: Mapping[str, Tensor], progress: Progress, what: str) -> None:
         """Run the model on a batch, and ask about the keys of all places."""
+        if not self._sequences:
+            self._norms = dict(_plain_norms(self._model, batch))
         with capture(self._model, norms=self._norms, heads=True) as captured:
             for _ in run_in_pieces(self._model, [batch]):
                 pass
@@ -237,6 +240,16 @@ class _Study:
         tokens = ids[row_of_batch].tolist() if ids is not None and ids.shape[1:] == (len(vectors),) else None
         asked = positions[: self._max_keys]
         return Question(tallies, self._sequences + row_of_batch, asked, tokens, vectors[asked], queries)
+
+
+def _plain_norms(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[tuple[str, FoundNorm]]:
+    """Modules of a model that are norms and are called with their input alone."""
+    inventory = find(model)
+    if inventory.graph is None:
+        inventory = find(model, inputs=batch)
+    for name, found in inventory.items():
+        if found.norm is not None and found.gate is None and not found.function:
+            yield name, found
 
 
 class _Tally:

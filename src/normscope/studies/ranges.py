@@ -4,8 +4,8 @@
 
 The interval is exact over all inputs of the norm: nothing passes it, and the input x = t·Π G w (in each group) comes as
 near to an end as one likes when t grows. That input is given for the worst output of every layer, and tried on the
-model's own modules. All this is real arithmetic: a promise about floating-point outputs needs slack for rounding on
-top, of the order of the number of channels times the precision times Σ|wₙ|·|yₙ|.
+model's own operations, as traced. All this is real arithmetic: a promise about floating-point outputs needs slack for
+rounding on top, of the order of the number of channels times the precision times Σ|wₙ|·|yₙ|.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import numpy as np
 
 from normscope.checks import Floats, as_floats, frozen
 from normscope.data import bundled_model
-from normscope.models.copies import silent_copy
-from normscope.models.examples import example_inputs
-from normscope.models.find import find
-from normscope.models.graph import LinearReader, ModelGraph, trace
+from normscope.models.find import find_traced
+from normscope.models.float64_run import run_call
+from normscope.models.found import FoundNorm
+from normscope.models.graph import LinearReader, ModelGraph
 from normscope.models.load import load_model
 from normscope.norm import Norm
 
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 FLOAT16_MAX = 65504.0
 BLOCK = 2**22  # weights held in float64 at a time: 32 MB
-WHOLE_LAYER = 2**26  # up to so many weights, a layer is copied to float64 as a whole: 512 MB
 NEAR_ENOUGH = 1e-6  # relative gap between a bound and what its witness attains
-SAME_NORM = 1e-4  # a module may differ from the norm it is taken for by so much, relative to its largest output
 
 
 @dataclass(frozen=True)
@@ -146,46 +144,45 @@ def ranges(
     if not isinstance(model, nn.Module):
         path = bundled_model() if model is None else Path(model)
         name = "the bundled model" if model is None else str(path)
-        live = load_model(path)
-        return ranges_of_norms(live, _norms(live), example, name=name)
-    return ranges_of_norms(model, _norms(model), example, name=type(model).__name__)
+        return _ranges(load_model(path), example, name)
+    return _ranges(model, example, type(model).__name__)
 
 
-def _norms(model: nn.Module) -> dict[str, Norm]:
-    return {name: found.norm for name, found in find(model).items() if found.norm is not None}
-
-
-def ranges_of_norms(
-    model: nn.Module,
-    norms: Mapping[str, Norm],
-    example: Mapping[str, Any] | Sequence[Any] | None = None,
-    *,
-    name: str = "model",
-) -> Ranges:
-    """`ranges` with the norms given: the modules of the model that are norms, by name."""
+def _ranges(model: nn.Module, example: Mapping[str, Any] | Sequence[Any] | None, name: str) -> Ranges:
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError("model must have its weights loaded: ranges are computed from them, got a model on meta")
-    graph = trace(model, example_inputs(model) if example is None else example)
+    inventory = find_traced(model, example)
+    graph = inventory.graph
+    assert graph is not None
+    norms = {found.path: found for found in inventory.values() if found.path is not None}
     layers: list[LayerRange] = []
     refused: dict[str, str] = {}
-    for norm_name, norm in norms.items():
-        readers = graph.linear_readers(norm_name)
-        problem = _misfit(model, graph, norm_name, norm) if readers else None
+    for path, found in norms.items():
+        readers = graph.linear_readers(path)
+        problem = _obstacle(graph, path, found)
         if problem is not None:
-            refused |= {reader.name: f"its norm {norm_name} {problem}" for reader in readers}
-            continue
-        layers += [_layer_range(model, graph, reader, norm_name, norm) for reader in readers]
+            refused |= {reader.name: f"its norm {path}: {problem}" for reader in readers}
+        elif found.norm is not None:
+            layers += [_layer_range(model, graph, reader, found, found.norm) for reader in readers]
     order = {(reader.name, reader.weight_name): index for index, reader in enumerate(graph.linear_layers())}
     layers.sort(key=lambda layer: order[layer.layer, layer.weight])
     return Ranges(name, tuple(layers), tuple(_not_covered(graph, norms, refused)))
 
 
-def _layer_range(model: nn.Module, graph: ModelGraph, reader: LinearReader, norm_name: str, norm: Norm) -> LayerRange:
+def _obstacle(graph: ModelGraph, path: str, found: FoundNorm) -> str | None:
+    """Why nothing is known for all inputs about what reads a norm."""
+    if found.obstacle is not None:
+        return found.obstacle
+    shape = next((shape for shape in graph.shapes(path) if shape[-1:] != (found.size,)), None)
+    return None if shape is None else f"normalizes {found.size} channels, not the last axis of {shape}"
+
+
+def _layer_range(model: nn.Module, graph: ModelGraph, reader: LinearReader, found: FoundNorm, norm: Norm) -> LayerRange:
     weight, bias = _weights(model, reader)
     what: dict[str, Any] = {
         "layer": reader.name,
         "weight": reader.weight_name,
-        "norm": norm_name,
+        "norm": found.name,
         "outputs": len(weight),
     }
     if not norm.scales:
@@ -200,7 +197,7 @@ def _layer_range(model: nn.Module, graph: ModelGraph, reader: LinearReader, norm
     sign = 1.0 if highs[row] == farthest[row] else -1.0
     bound = sign * float(farthest[row])
     x = driving_input(norm, sign * as_floats(weight[row], reader.weight_name))
-    attained = _output(model, graph, reader, norm_name, row, x)
+    attained = _output(model, graph, reader, found, row, x)
     terms = float(np.sum(np.abs(norm.gain * as_floats(weight[row], reader.weight_name))))
     rounding = np.finfo(float).eps * norm.size**1.5 * terms
     short = abs(bound - attained)
@@ -269,47 +266,24 @@ def driving_input(norm: Norm, w: Floats) -> Floats:
     return driven
 
 
-def _output(model: nn.Module, graph: ModelGraph, reader: LinearReader, norm_name: str, row: int, x: Floats) -> float:
-    """One output of a layer for an input of its norm, from float64 copies of the model's own modules.
-
-    Of a layer that does more than multiply, or is too large to copy, only this row of its weights is applied.
-    """
+def _output(model: nn.Module, graph: ModelGraph, reader: LinearReader, found: FoundNorm, row: int, x: Floats) -> float:
+    """One output of a layer for an input of its norm: the traced operations of the norm in float64, then the layer."""
     import torch
 
+    call = graph.calls_of(found.name)[0]
+    entering, output = graph.entering(found.name, call), graph.leaving(call)[0]
+    if found.gate is not None and found.gate.used_first:
+        entering.reverse()
+    given = {node: torch.from_numpy(x).expand(node.meta["val"].shape) for node in entering[:1]}
+    # A gate before the norm is the same for all channels: the norm then does not see it.
+    given |= {node: torch.ones(node.meta["val"].shape, dtype=torch.float64) for node in entering[1:]}
+    y = run_call(graph, call, given, lambda name: attrgetter(name)(model).detach())[output].reshape(-1, len(x))[0]
     weight, bias = _weights(model, reader)
-    with torch.no_grad():
-        y = _in_float64(model.get_submodule(norm_name))(torch.from_numpy(x)[None])
-        if graph.only_multiplies(reader.name) and weight.numel() <= WHOLE_LAYER:
-            return float(_in_float64(model.get_submodule(reader.name))(y)[0, row])
-        shift = 0.0 if bias is None else float(bias[row])
-        return float(y[0] @ weight[row].double().cpu()) + shift
+    shift = 0.0 if bias is None else float(bias[row])
+    return float(y @ weight[row].double().cpu()) + shift
 
 
-def _in_float64(module: nn.Module) -> nn.Module:
-    return silent_copy(module).double().cpu()
-
-
-def _misfit(model: nn.Module, graph: ModelGraph, name: str, norm: Norm) -> str | None:
-    """Why a module is not the norm it is taken for, tried on inputs of the shapes that the model gives it."""
-    import torch
-
-    module, random = _in_float64(model.get_submodule(name)), np.random.default_rng(0)
-    for shape in graph.shapes(name):
-        if shape[-1:] != (norm.size,):
-            return f"has {norm.size} channels, which are not the last axis of its input of shape {shape}"
-        x = random.normal(size=shape)
-        try:
-            with torch.no_grad():
-                output = module(torch.from_numpy(x)).double().numpy()
-        except Exception as error:  # the model's own code may raise anything
-            return f"cannot be run alone: {type(error).__name__}"
-        difference = float(np.max(np.abs(output - norm(x))) / (np.max(np.abs(norm(x))) or 1.0))
-        if not difference <= SAME_NORM:
-            return f"does not act as given on its last axis: outputs differ by {difference:.1e} of the largest"
-    return None
-
-
-def _not_covered(graph: ModelGraph, norms: Mapping[str, Norm], refused: Mapping[str, str]) -> Iterator[NotCovered]:
+def _not_covered(graph: ModelGraph, norms: Mapping[str, FoundNorm], refused: Mapping[str, str]) -> Iterator[NotCovered]:
     covered: dict[tuple[str, str], int] = {}
     near: dict[str, str] = {}
     for norm in norms:

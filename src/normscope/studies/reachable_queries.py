@@ -91,6 +91,8 @@ class ReachableQueries:
 
     def _norm(self, found: AffineMap) -> Norm:
         known = self._norms[found.norm]
+        if known.obstacle is not None:
+            raise NoMapError(f"{found.norm}: {known.obstacle}")
         if known.norm is None or known.axis != -1 or known.size != found.matrix.shape[1]:
             raise NoMapError(f"{found.norm} does not normalize the last axis of its output as a whole")
         return known.norm

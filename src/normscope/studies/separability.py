@@ -111,7 +111,7 @@ def separability(
     gathered = {
         found.path: _Samples(found, len(labels))
         for found in inventory.values()
-        if found.norm is not None and found.path is not None
+        if found.norm is not None and found.path is not None and not found.function and found.gate is None
     }
     count = 0
     here, ahead = tee(progress(runs, "running the inputs"))

@@ -34,7 +34,7 @@ def _(result: Inspection) -> list[RenderableType]:
         without = "∞" if norm.kind in ("projection", "affine") and norm.dimension else "–"
         geometry.add_row(
             escape(norm.name or "(the model)"),
-            norm.kind + ("*" if norm.assumed else ""),
+            norm.kind + (" (gated)" if norm.gate else "") + ("*" if norm.assumed else ""),
             *("–" if count is None else str(count) for count in counts),
             *(without if length is None else f"{length:.4g}" for length in lengths),
         )

@@ -1,10 +1,10 @@
-"""The traced call of a model in float64 throughout, on the CPU, whatever it casts to on the way, and with any weights.
+"""The traced call of a model, or of one module in it, in float64 throughout, on the CPU, with any weights.
 
 A model in float64 is not enough: many cast to float32 in their norms and in softmax. Here every operation of the graph
 is given float64, and what it would cast to less stays float64. Weights are asked for one by one, when they are used.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from normscope.checks import first_line
-from normscope.models.graph import ModelGraph
+from normscope.models.graph import Call, ModelGraph
 from normscope.models.operations import kind_of
 
 CHECKS = {"_assert_tensor_metadata"}  # of dtypes, which are others here
@@ -43,6 +43,48 @@ def evaluate(
     except Exception as error:  # an operation may not exist in float64
         raise ValueError(f"the traced call can't be computed in float64: {first_line(error)}") from error
     return floats(outputs)
+
+
+def run_call(
+    graph: ModelGraph, call: Call, values: Mapping[Node, Tensor], stored: Callable[[str], Tensor]
+) -> dict[Node, Any]:
+    """What the operations of one call make of values from outside: by node, those values included.
+
+    Works for a graph that was traced on the meta device too, as long as nothing else than parameters lacks values.
+    """
+    made: dict[Node, Any] = {node: value.double().clone() for node, value in values.items()}
+
+    def value_of(node: Node) -> Any:
+        if node not in made:
+            made[node] = _placeholder(graph, node, stored) if node.op == "placeholder" else computed(node)
+        return made[node]
+
+    def computed(node: Node) -> Any:
+        if node.op != "call_function" or (node not in call and node not in graph.constants):
+            raise ValueError(f"it depends on {node.name}, which is not one of its inputs")
+        if kind_of(node) in CHECKS:
+            return None
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
+        args, kwargs = pytree.tree_map(_lifted, (args, kwargs))
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    with torch.no_grad():
+        for node in call:
+            value_of(node)
+    return made
+
+
+def _placeholder(graph: ModelGraph, node: Node, stored: Callable[[str], Tensor]) -> Tensor:
+    name = graph.stored_name(node)
+    if name is not None:
+        return _lifted(stored(name))  # type: ignore[no-any-return]
+    constants = graph.program.graph_signature.inputs_to_lifted_tensor_constants
+    if node.name not in constants:
+        raise ValueError(f"it depends on the input {node.name} of the model")
+    constant = graph.program.constants[constants[node.name]]
+    if not isinstance(constant, Tensor) or constant.is_meta:
+        raise ValueError(f"the constant {constants[node.name]} has no values")
+    return constant.cpu().double() if constant.is_floating_point() else constant.cpu()
 
 
 def floats(outputs: Any) -> list[Tensor]:

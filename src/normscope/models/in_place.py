@@ -1,0 +1,294 @@
+"""What a norm computes where the model calls it, from the traced graph.
+
+A module that answers like a LayerNorm when it is called alone may be called with a gate, a shift or a flag inside the
+model. So each call of a candidate is run by itself, in float64, with drawn parameters and drawn inputs:
+
+    f(x)       = norm(x)                 as the module alone
+    f(x, gate) = norm(x ∘ act(gate))     a gate before the norm: its outputs are the norm's
+    f(x, gate) = norm(x) ∘ act(gate)     a gate after it: only what is gated lies in the norm's ellipsoid
+
+Anything else is no norm of the family in its place. Calls of torch's own functions, which no module holds, are found
+here too. Nothing needs the weights of the model, so a model on the meta device will do.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import permutations
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812  (F is what torch calls it)
+from torch import Tensor, nn
+from torch.fx import Node
+
+from normscope.checks import Floats, first_line
+from normscope.models.float64_run import run_call
+from normscope.models.found import Gate
+from normscope.models.graph import Call, ModelGraph
+from normscope.models.operations import is_float, kind_of
+from normscope.models.probe import Form, NoAnswerError, deviation, fit, with_declared_eps
+from normscope.norm import Norm
+
+SAME = 1e-5  # of the largest output, in float64 and with inputs beside which eps does not show
+SEED = 0
+FUNCTIONS = {"layer_norm": True, "native_layer_norm": True, "rms_norm": False}  # of torch; whether they project
+ACTIVATIONS: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [  # the operation that shows it, its name, itself
+    ("silu", "silu", F.silu),
+    ("sigmoid", "silu", F.silu),
+    ("sigmoid", "sigmoid", torch.sigmoid),
+    ("relu", "relu", F.relu),
+    ("gelu", "gelu", F.gelu),
+    ("gelu", "gelu_tanh", lambda gate: F.gelu(gate, approximate="tanh")),
+    ("tanh", "tanh", torch.tanh),
+    ("softplus", "softplus", F.softplus),
+    ("mul", "", lambda gate: gate),
+]
+
+
+def activation(gate: Gate) -> Callable[[Tensor], Tensor]:
+    """The function that a gate goes through."""
+    return next(act for _, name, act in ACTIVATIONS if name == gate.activation)
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """What a candidate is in its place; `unchecked` says why that could not be seen."""
+
+    form: Form
+    gate: Gate | None = None
+    unchecked: str | None = None
+
+
+def in_place(graph: ModelGraph, model: nn.Module, path: str, alone: Form) -> InPlace:
+    """What a module is in all its calls, given what it is alone."""
+    calls = graph.calls_of(path)
+    if not calls:
+        return InPlace(alone, unchecked="the traced call does not run it")
+    if alone.pools_space:
+        return InPlace(alone)  # a problem or not, as the other modules of the model decide
+    seen: list[InPlace] = []
+    for call in calls:
+        try:
+            seen.append(_one_call(graph, model, path, call, alone))
+        except NoAnswerError as reason:
+            seen.append(InPlace(_refused(alone, str(reason))))
+        except Exception as error:  # operations of the model, which may raise anything
+            seen.append(InPlace(alone, unchecked=f"its call can't be run by itself: {first_line(error)}"))
+    worst = next((one for one in seen if one.form.problem), None) or next((one for one in seen if one.unchecked), None)
+    if worst is not None:
+        return worst
+    if any((one.gate, replace(one.form, eps=0.0)) != (seen[0].gate, replace(seen[0].form, eps=0.0)) for one in seen):
+        return InPlace(_refused(alone, f"computes different things in its {len(seen)} calls"))
+    return seen[0]
+
+
+def _refused(alone: Form, reason: str) -> Form:
+    return alone if alone.problem is not None else Form(alone.size, problem=reason)
+
+
+def _one_call(graph: ModelGraph, model: nn.Module, path: str, call: Call, alone: Form) -> InPlace:
+    module, entering, leaving = model.get_submodule(path), graph.entering(path, call), graph.leaving(call)
+    if len(leaving) != 1:
+        raise NoAnswerError(f"makes {len(leaving)} values in the model, not one")
+    run = _CallRun(graph, model, module, call, leaving[0])
+    if len(entering) == 1 and is_float(entering[0]):
+        if alone.problem is None and run.agrees(entering[0], alone):
+            return InPlace(alone)
+        return InPlace(_fitted(module, run, entering[0], alone))
+    if len(entering) == 2 and all(map(is_float, entering)) and len({_shape(value) for value in entering}) == 1:
+        for value, gate in permutations(entering):
+            for form, place, activated in _gated(run, value, gate, alone, call):
+                return InPlace(with_declared_eps(form, module), Gate(place, activated, used_first=gate is entering[0]))
+    given = ", ".join(inspect.signature(module.forward).parameters)
+    raise NoAnswerError(f"is called with {len(entering)} values in the model ({given}), not with its input alone")
+
+
+def _fitted(module: nn.Module, run: "_CallRun", value: Node, alone: Form) -> Form:
+    """What a call with one value is, where the module alone is something else, or could not be called alone."""
+    size = alone.size or _shape(value)[-1]
+    form = fit(run.rows_of(value, size, alone.axis), size, run.drawn, np.random.default_rng(SEED))
+    if form.problem is None:
+        return with_declared_eps(replace(form, axis=alone.axis), module)
+    return _refused(alone, f"computes something else inside the model than alone: {form.problem}")
+
+
+def _gated(run: "_CallRun", value: Node, gate: Node, alone: Form, call: Call) -> Iterator[tuple[Form, str, str]]:
+    """Forms that explain a call with two values, the place of the gate and its activation."""
+    size = alone.size or _shape(value)[-1]
+    kinds = {kind_of(node) for node in call}
+    for shows, name, act in ACTIVATIONS:
+        if shows not in kinds:
+            continue
+        for place in ("before", "after"):
+            open_gate = torch.from_numpy(np.random.default_rng(SEED).uniform(0.5, 2.0, _shape(gate)))
+            try:
+                answer = run.rows_of(value, size, -1, gate=(gate, open_gate, act(open_gate), place))
+                form = fit(answer, size, run.drawn, np.random.default_rng(SEED))
+            except NoAnswerError:
+                continue
+            if form.problem is None and run.agrees(value, form, gate=(gate, act, place)):
+                yield form, place, name
+
+
+class _CallRun:
+    """One call of a module, run by itself with parameters drawn from [0.5, 1.5]."""
+
+    def __init__(self, graph: ModelGraph, model: nn.Module, module: nn.Module, call: Call, output: Node) -> None:
+        self._graph, self._model, self._call, self._output = graph, model, call, output
+        rng = np.random.default_rng(SEED)
+        own = dict(module.named_parameters(recurse=False))
+        values = {name: rng.uniform(0.5, 1.5, tuple(parameter.shape)) for name, parameter in own.items()}
+        self.drawn: dict[str, Floats] = {name: drawn.reshape(-1) for name, drawn in values.items()}
+        self._own = {id(own[name]): torch.from_numpy(drawn) for name, drawn in values.items()}
+
+    def rows_of(self, value: Node, size: int, axis: int, gate: Any = None) -> Callable[[Floats], Floats]:
+        """The call as a function of rows of channels; with a gate, that of the norm behind or before it."""
+        shape = _shape(value)
+
+        def answer(x: Floats) -> Floats:
+            outputs = []
+            room = int(np.prod(shape)) // size
+            if room * size != np.prod(shape):
+                raise NoAnswerError(f"has {size} channels, but its input in the model has shape {shape}")
+            for start in range(0, len(x), room):
+                part = x[start : start + room]
+                given = _as_input(np.resize(part, (room, size)), shape, axis)
+                if gate is None:
+                    outputs.append(_as_rows(self({value: given}), size, axis)[: len(part)])
+                    continue
+                node, opened, acted, place = gate
+                made = self({value: given / acted if place == "before" else given, node: opened})
+                outputs.append(_as_rows(made if place == "before" else made / acted, size, axis)[: len(part)])
+            return np.concatenate(outputs)
+
+        return answer
+
+    def agrees(self, value: Node, form: Form, gate: Any = None) -> bool:
+        """Whether the call computes a form, at drawn inputs of the traced shape."""
+        shape, rng = _shape(value), np.random.default_rng(SEED + 1)
+        if form.size not in np.cumprod(shape[::-1] if form.axis == -1 else (shape[form.axis],)):
+            return False
+        rows = rng.normal(size=(int(np.prod(shape)) // form.size, form.size))
+        loud = max(1.0, 1e5 * form.eps**0.5, 1e8 * form.eps)
+        x = _as_input(loud * (rows + rng.normal(size=(len(rows), 1))), shape, form.axis)
+        values, norm = {value: x}, self._norm(form)
+        if gate is None:
+            expected = norm(_as_rows(x, form.size, form.axis))
+        else:
+            node, act, place = gate
+            values[node] = torch.from_numpy(rng.normal(size=shape))
+            acted = act(values[node])
+            if place == "before":
+                values[value] = x / acted.abs().clamp_min(1e-3)  # so that eps does not show there either
+                expected = norm(_as_rows(values[value] * acted, form.size, -1))
+            else:
+                expected = norm(_as_rows(x, form.size, -1)) * _as_rows(acted, form.size, -1)
+        made = self(values)
+        return made.shape == x.shape and deviation(expected, _as_rows(made, form.size, form.axis)) <= SAME
+
+    def __call__(self, values: dict[Node, Tensor]) -> Tensor:
+        made = run_call(self._graph, self._call, values, self._stored)[self._output]
+        if not isinstance(made, Tensor) or made.shape != values[next(iter(values))].shape:
+            what = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+            raise NoAnswerError(f"turns an input of shape {tuple(_shape(next(iter(values))))} into {what}")
+        return made
+
+    def _norm(self, form: Form) -> Norm:
+        added = 1.0 if form.gain_convention == "1+w" else 0.0
+        return Norm(
+            gain=np.ones(form.size) if form.gain is None else self.drawn[form.gain] + added,
+            bias=None if form.bias is None else self.drawn[form.bias],
+            eps=form.eps,
+            project=form.projects,
+            scale=form.scales,
+            groups=form.groups,
+        )
+
+    def _stored(self, name: str) -> Tensor:
+        tensor: Tensor = attrgetter(name)(self._model)
+        if id(tensor) in self._own:
+            return self._own[id(tensor)]
+        if tensor.is_meta:
+            raise ValueError(f"it needs the values of {name}, which are not at hand")
+        return tensor.detach()
+
+
+def _shape(value: Node) -> tuple[int, ...]:
+    return tuple(value.meta["val"].shape)
+
+
+def _as_input(rows: Floats, shape: tuple[int, ...], axis: int) -> Tensor:
+    """Rows of channels as an input of this shape, with the channels in this axis."""
+    values = torch.from_numpy(np.ascontiguousarray(rows))
+    if axis == -1:
+        return values.reshape(shape)
+    moved = [extent for place, extent in enumerate(shape) if place != axis]
+    return values.reshape(*moved, shape[axis]).movedim(-1, axis).contiguous()
+
+
+def _as_rows(values: Tensor, size: int, axis: int) -> Floats:
+    moved = values if axis == -1 else values.movedim(axis, -1)
+    rows: Floats = moved.reshape(-1, size).numpy()
+    return rows
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionNorm:
+    """Calls of one of torch's norm functions at one place in the code of a module."""
+
+    name: str  # module:function, and a number where a module calls it at several places
+    where: str | None  # file and line
+    function: str
+    projects: bool
+    shape: tuple[int, ...]  # normalized, the last axes
+    eps: float
+    gain: Node | None
+    bias: Node | None
+
+
+def function_norms(graph: ModelGraph, modules: Iterable[str]) -> Iterator[FunctionNorm]:
+    """Calls of torch's norm functions that belong to none of these modules; the graph then knows them by name."""
+    covered = {node for path in modules for call in graph.calls_of(path) for node in call}
+    places: dict[tuple[str, str, int], list[Node]] = {}
+    counts: dict[tuple[str, str], int] = {}
+    for node in graph.nodes:
+        kind = kind_of(node)
+        if kind not in FUNCTIONS or node in covered:
+            continue
+        number = counts[graph.call_of(node), kind] = counts.get((graph.call_of(node), kind), 0) + 1
+        places.setdefault((graph.module_of(node), kind, number), []).append(node)
+    for (module, kind, number), nodes in places.items():
+        several = (module, kind, 2) in places
+        name = f"{module or 'forward'}:{kind.removeprefix('native_')}" + (f":{number}" if several else "")
+        graph.name_function(name, nodes)
+        arguments = _arguments(nodes[0])
+        eps = arguments.get("eps")
+        dtype = nodes[0].args[0].meta["val"].dtype  # type: ignore[union-attr]
+        yield FunctionNorm(
+            name,
+            _where(nodes[0]),
+            kind.removeprefix("native_"),
+            FUNCTIONS[kind],
+            tuple(arguments["normalized_shape"]),
+            torch.finfo(dtype).eps if eps is None else float(eps),
+            arguments.get("weight"),
+            arguments.get("bias"),
+        )
+
+
+def _arguments(node: Node) -> dict[str, Any]:
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    defaults = {argument.name: argument.default_value for argument in node.target._schema.arguments}  # type: ignore[union-attr]
+    return defaults | dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+
+def _where(node: Node) -> str | None:
+    """The last line of the model's own code on the way to an operation, as file:line."""
+    lines = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    own = [(file, line) for file, line in lines if not file.replace("\\", "/").endswith("torch/nn/functional.py")]
+    return f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else None
