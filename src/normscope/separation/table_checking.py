@@ -23,7 +23,7 @@ from normscope.checks import Floats
 from normscope.separation.certificates import Ints
 from normscope.separation.checking import lifted, margins
 from normscope.separation.findings import NEVER, OPEN, TIED, WINS, Answers, Findings
-from normscope.separation.hull_proofs import NEAR_TIE, PROVEN, WRONG, judged, proven_in_floats, tolerance
+from normscope.separation.hull_proofs import NEAR_TIE, PROVEN, TINY, WRONG, judged, proven_in_floats, tolerance
 from normscope.separation.own_directions import POWERS, OwnDirections
 from normscope.separation.table import UNIT, Outputs, Table, View, in_parts
 from normscope.separation.twins import set_twins_apart
@@ -106,12 +106,14 @@ def _judged_by_reachable(table: Table, token: int, indices: Ints, weights: Float
         return WRONG
     if outputs.projects and outputs.gain.all():
         rows = scaled[:, 1:] - scaled[:, :1]
-        off = 4 * UNIT * (np.abs(scaled[:, 1:]) + np.abs(scaled[:, :1]))
+        moved = (difference[:, 1:] != 0) | (difference[:, :1] != 0)
+        off = 4 * UNIT * (np.abs(scaled[:, 1:]) + np.abs(scaled[:, :1])) + TINY * moved
     else:
         rows = difference[:, outputs.gain != 0]
-        off = UNIT * np.abs(rows)
+        off = UNIT * np.abs(rows) + TINY * (rows != 0)
     rows = np.column_stack([rows, heights])
-    off = np.column_stack([off, (table.channels + 4) * UNIT * sizes])
+    raised = ((difference != 0) & (outputs.center != 0)).any(axis=1) | (heights != 0)
+    off = np.column_stack([off, (table.channels + 4) * (UNIT * sizes + TINY * raised)])
     proven = proven_in_floats(rows[None], off[None], weights[None], True)[0]
     return PROVEN if proven and len(indices) > 1 else NEAR_TIE
 
