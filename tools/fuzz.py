@@ -4,6 +4,7 @@
     python tools/fuzz.py certificates --cases 100000 --seed 1
     python tools/fuzz.py certificates --seed 1 --only 4711
     python tools/fuzz.py all --cases 1000000 --seed 1 --json docs/results/fuzz.json
+    python tools/fuzz.py --table docs/results/fuzz.json
 
 A case is a small valid file, damaged: bits flipped, bytes cut, moved or replaced, or its structure changed with the
 rest put right (JSON values, declared shapes, ranks and dtypes, flags of archives, archives that unpack to gigabytes).
@@ -926,7 +927,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="repeat this case alone, with its traceback")
     parser.add_argument("--json", type=Path, help="add the counts to this file")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="show the counts in such a file as a table and stop")
     options = parser.parse_args()
+    if options.table:
+        print(table(options.table))
+        return 0
     if options.list:
         for name, reader in READERS.items():
             print(f"{name:14} {reader.what}")
@@ -950,6 +955,17 @@ def main() -> int:
         if options.json:
             keep(options.json, found)
     return 1 if wrong else 0
+
+
+def table(path: Path) -> str:
+    """The counts of all runs in a file, by reader, for docs/security.md."""
+    runs = json.loads(path.read_text("utf-8"))["runs"]
+    lines = ["| reader | reads | cases | read | refused |", "|---|---|---:|---:|---:|"]
+    for name, reader in READERS.items():
+        sums = [sum(run[what] for run in runs if run["reader"] == name) for what in ("cases", "read", "refused")]
+        lines.append(f"| `{name}` | {reader.what} | {' | '.join(f'{count:,}' for count in sums)} |")
+    findings = sum(sum(run["findings"].values()) for run in runs)
+    return "\n".join([f"**{sum(run['cases'] for run in runs):,} cases**, {findings} findings", "", *lines])
 
 
 def keep(path: Path, found: Findings) -> None:
