@@ -111,7 +111,21 @@ def test_minus_zero_is_zero():
         memorize([[0.0], [-0.0], [1.0]], [0, 1, 1])
 
 
-@pytest.mark.parametrize("labels", [["no", "yes"], [-1, 1], [0.5, 2.5], [False, True]])
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["no", "yes"],
+        [-1, 1],
+        [0.5, 2.5],
+        [False, True],
+        np.array([9223372036854775813, 9223372036854775815], np.uint64),
+        np.array([-128, 127], np.int8),
+        np.array([0.1, 0.3], np.float16),
+        np.array([1, 2], ">i4"),
+        ["²", "\ud800"],
+    ],
+    ids=repr,
+)
 def test_labels_come_back_as_they_were(labels, tmp_path):
     given = np.array(labels)[random_task(8, 20, 2)[1]]
     samples = random_task(8, 20, 2)[0]
@@ -131,8 +145,8 @@ def test_a_saved_network_is_the_same_when_loaded(method, eps, tmp_path):
         net.save(tmp_path / "net.safetensors")
     net.save(tmp_path / "net.safetensors", force=True)
     same = load_network(tmp_path / "net.safetensors")
-    assert (same.certificate, same.origin, same.eps) == (net.certificate, net.origin, net.eps)
-    assert repr(same) == repr(net)
+    assert (same.eps, same.dtype, same.depth, same.is_rounded_right) == (net.eps, net.dtype, net.depth, True)
+    assert repr(same) == f"Network(depth {net.depth}, width 3, 3 classes)"
     assert (same.predict(samples) == labels).all()
     assert all(torch.equal(a, b) for a, b in zip(net.module.parameters(), same.module.parameters(), strict=True))
 
@@ -170,7 +184,7 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match="metadata do not say so"):
+    with pytest.raises(ValueError, match="metadata do not say 'normscope LN-Net 2'"):
         load_network(tmp_path / "other.safetensors")
     (tmp_path / "text.safetensors").write_text("no tensors", encoding="utf-8")
     with pytest.raises(ValueError, match="must be a safetensors file"):
@@ -243,6 +257,10 @@ def test_every_step_of_the_search_is_told():
         (np.empty((0, 2)), [], {}, "one row per sample, got shape"),
         ([[0.0], [1.0]], [0, 1, 2], {}, r"one entry per sample, shape \(2,\), got shape \(3,\)"),
         ([[0.0], [1.0]], [0.0, np.nan], {}, "labels must be whole numbers, text or finite numbers"),
+        ([[0.0], [1.0]], [b"a", b"b"], {}, r"labels must be .* got values of dtype \|S1: decode them"),
+        ([[0.0], [1.0]], np.array([0, 1], np.longdouble), {}, "labels must be .* of up to 64 bits"),
+        ([[0.0], [1.0]], [2**63 + 5, -1], {}, "numbers that one dtype holds exactly"),
+        ([[0.0], [1.0]], [1, "a"], {}, "labels must all be text, or all be numbers"),
         ([[0.0], [1.0], [0.0]], ["a", "b", "c"], {}, r"equal rows \(from 0\): 0 \(a\) and 2 \(c\)"),
         ([[1.0], [1.0 + 1e-12]], [0, 1], {"dtype": "float32"}, "equal rows .* once they are rounded to float32"),
         ([[1e200], [1.0]], [0, 1], {"dtype": "float32"}, "must fit into float32"),

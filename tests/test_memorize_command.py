@@ -125,7 +125,12 @@ def test_verify_shows_again_that_a_network_gives_every_sample_its_label(tmp_path
 
     done = verified(file)
     assert done.exit_code == 0
-    assert re.fullmatch(r"all 40 samples get their labels, shown with \d+ bits\n", done.stdout)
+    shown = {
+        "fold": "the weights that the module stores; the module is right on",
+        "merge": r"exact weights of \d+ bits; the module stores them rounded to float64, and is right on",
+    }[method]
+    said = rf"all 40 samples get their labels, shown with \d+ bits for {shown} \d+ in a batch, \d+ one by one\n"
+    assert re.fullmatch(said, done.stdout)
     lines = file.read_text(encoding="utf-8").splitlines()
     a, b, label = lines[6].split(",")
     for changed, reason in (

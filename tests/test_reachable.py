@@ -212,9 +212,7 @@ def times(factor):
         ("center", times(1.5), "SHA-256"),
         ("axes", times(1.5), "SHA-256"),
         ("axes", lambda array: array[:2], "must have 3 rows"),
-        ("margins", times(2.0), "by less than its margin says"),
         ("weights", times(1.01), "do not rule out"),
-        ("residuals", times(2.0), "another advantage"),
     ],
 )
 def test_any_change_is_noticed(saved, tmp_path, name, change, reason):

@@ -5,10 +5,11 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normscope.separation import checking
+from normscope.separation import checking, hull_proofs, reach_checking
 from normscope.separation.checking import margins, residuals
 from strategies import seeds
 
@@ -69,8 +70,9 @@ def test_a_bias_above_what_is_needed_is_welcome_and_one_below_is_not():
     assert not residuals(lifted, True, single, np.array([0, 2]), pair, halves).right[0]
 
 
-def test_the_checker_shares_nothing_with_the_solver():
-    tree = ast.parse(Path(checking.__file__).read_text(encoding="utf-8"))
+@pytest.mark.parametrize("module", [checking, reach_checking, hull_proofs])
+def test_the_checker_imports_nothing_of_the_solver(module):
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    ours = {name for name in imported if name.startswith("normscope")}
-    assert ours == {"normscope.checks", "normscope.separation.certificates"}
+    ours = {name.removeprefix("normscope.") for name in imported if name.startswith("normscope")}
+    assert ours <= {"checks"} | {f"separation.{name}" for name in ("certificates", "checking", "hull_proofs")}

@@ -338,7 +338,7 @@ def test_what_a_state_says_is_checked_again_and_wrong_networks_are_replaced(tmp_
     wrong = numbers.copy()
     wrong[3] *= -1
     wrong[7] = 0.0
-    changed(state, numbers=wrong)
+    changed(state, numbers=wrong, seed=np.array(0), tried=np.ones(16, int))
     result = shatter(2, state=state)
     assert result.shatters
     samples = torch.from_numpy(result.points.copy())[:, None]
@@ -353,14 +353,17 @@ def test_what_a_state_says_is_checked_again_and_wrong_networks_are_replaced(tmp_
     ("arrays", "message"),
     [
         (
-            {"depth": np.array(3)},
-            "must be about 5 points, depth 2 and seed 0 to be gone on with, got 5 points, depth 3",
+            {"depth": np.array(3), "numbers": np.ones((16, 21))},
+            "must be about 5 points, depth 2 and seed 0 to be gone on with, got 5 points, depth 3: choose",
         ),
         ({"points": np.arange(5.0)}, "must be about 5 points"),
-        ({"numbers": np.zeros((16, 3))}, r"is damaged: numbers must be finite, of shape \(16, 15\)"),
+        ({"depth": np.array(3)}, "is damaged: there must be a depth, and a network"),
+        ({"numbers": np.zeros((16, 3))}, "is damaged: there must be a depth, and a network"),
         ({"numbers": np.full((16, 15), np.nan)}, "is damaged: numbers must be finite"),
-        ({"certified": np.zeros(16)}, "is damaged: certified must be"),
-        ({"format": np.array("normscope vocab 1")}, "must say 'normscope shatter 1'"),
+        ({"certified": np.zeros(16, bool)}, "no state of normscope shatter: 'seed'"),
+        ({"seed": np.array(0), "tried": np.zeros(16, int)}, "seed and tried while networks are missing, and only then"),
+        ({"numbers": np.zeros((16, 15))}, "seed and tried while networks are missing, and only then"),
+        ({"format": np.array("normscope vocab 1")}, "must say 'normscope shatter 2'"),
     ],
 )
 def test_a_state_of_something_else_is_refused(tmp_path, arrays, message):
@@ -387,9 +390,9 @@ def test_verify_certifies_a_state_again_and_looks_for_nothing(tmp_path):
     assert verified() == (True, "32 of 32 labellings of 5 points certified for networks of depth 2")
     assert state.read_bytes() == before
     with np.load(state) as file:
-        certified, numbers, points = (file[name] for name in ("certified", "numbers", "points"))
-    certified[[1, 4]] = False
-    changed(state, certified=certified)
+        numbers, points = (file[name] for name in ("numbers", "points"))
+    numbers[[1, 4]] = 0.0
+    changed(state, numbers=numbers, seed=np.array(0), tried=np.ones(16, int))
     assert verified() == (True, "28 of 32 labellings of 5 points certified for networks of depth 2")
     numbers[6] *= -1
     changed(state, numbers=numbers)

@@ -210,7 +210,7 @@ def test_a_saved_state_verifies_from_the_model_alone_and_not_once_it_is_changed(
     vocab(state=state)
     holds, reason = verify_vocab(state)
     assert holds
-    assert reason == "plain: 1024 tokens shown to win, 0 never to; reachable: 1024 tokens shown to win, 0 never to"
+    assert reason == "plain: 1,024 tokens shown to win, 0 never to; reachable: 1,024 tokens shown to win, 0 never to"
     with np.load(state) as file:
         arrays = dict(file)
     arrays["reachable_queries"] = -arrays["reachable_queries"]
@@ -220,6 +220,23 @@ def test_a_saved_state_verifies_from_the_model_alone_and_not_once_it_is_changed(
     assert "does not prefer it to all others" in reason
     state.write_bytes(b"nothing")
     assert not verify_vocab(state)[0]
+
+
+def test_verification_counts_tied_tokens_apart_and_notices_another_model(tmp_path):
+    state, model = tmp_path / "state.npz", random_net()
+    result = vocab(model, example=EXAMPLE, state=state)
+    holds, reason = verify_vocab(state, model, example=EXAMPLE)
+    assert holds
+    for answer in (result.plain, result.reachable):
+        assert answer.tied >= 2
+        assert f"{answer.never} never to, {answer.tied} tied (equal to another, or decided by rounding)" in reason
+    with np.load(state) as file:
+        arrays = dict(file)
+    for name, altered in (("sha256", "0" * 64), ("source", "{}"), ("source", '{"path": "x", "bundled": true}')):
+        np.savez(state, **(arrays | {name: np.array(altered)}))
+        holds, reason = verify_vocab(state, *([model] if name == "sha256" else []), example=EXAMPLE)
+        assert not holds
+        assert reason.endswith("its SHA-256 differs") or "must say which model it is about" in reason
 
 
 def result_with(text):

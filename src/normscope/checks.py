@@ -24,7 +24,9 @@ def as_floats(value: Any, name: str) -> Floats:
             raise TypeError(f"values of dtype {array.dtype}")
         array = array.astype(np.float64, copy=False)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be an array of real numbers, got {type(value).__name__}: {error}") from None
+        raise ValueError(
+            f"{name} must be an array of real numbers, got {type(value).__name__}: {first_line(error)}"
+        ) from None
     bad = np.count_nonzero(~np.isfinite(array))
     if bad:
         raise ValueError(f"{name} must be finite, got {bad} NaN or infinite of {array.size} values")
@@ -42,7 +44,7 @@ def as_vectors(value: Any, name: str, size: int) -> Floats:
 def as_count(value: Any, name: str, least: int) -> int:
     """value as an int ≥ least; numpy integers count, bools and floats do not."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ValueError(f"{name} must be a whole number, {least} or more, got {value!r}")
+        raise ValueError(f"{name} must be a whole number, {least} or more, got {quoted(value)}")
     return int(value)
 
 
@@ -81,3 +83,33 @@ def quoted(value: Any, most: int = 80) -> str:
     if isinstance(value, int) and value.bit_length() > MOST_BITS:
         return f"a whole number of {value.bit_length()} bits"
     return shortened(repr(value), most)
+
+
+class _Memory:
+    gigabytes = 1.0
+
+
+def allow_memory(gigabytes: float) -> None:
+    """Change how much memory a file may ask for beyond its own size: 1 GB unless this is called."""
+    if not gigabytes > 0:
+        raise ValueError(f"--max-gigabytes must be above 0, got {gigabytes!r}")
+    _Memory.gigabytes = gigabytes
+
+
+def require_memory(needed: int, stored: int, what: str) -> None:
+    """Refuse to unpack what takes more memory than is allowed, before it is taken; never what is as large in its file.
+
+    >>> require_memory(5 * 10**12, 3 * 10**6, "keys.npz")
+    Traceback (most recent call last):
+    ValueError: keys.npz asks for 5000 GB of memory with 0.003 GB of data, and 1 GB is the limit: \
+if you trust it, allow more with normscope --max-gigabytes
+    """
+    if needed > max(_Memory.gigabytes * 1e9, stored):
+        raise ValueError(
+            f"{what} asks for {_gigabytes(needed)} of memory with {_gigabytes(stored)} of data, and "
+            f"{_Memory.gigabytes:.4g} GB is the limit: if you trust it, allow more with normscope --max-gigabytes"
+        )
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.4g} GB" if count < 10**24 else f"more than {10**15} GB"

@@ -1,16 +1,22 @@
 """Files and folders that appear whole or not at all, and never in place of another without being asked."""
 
+import gzip
 import io
+import math
 import os
 import shutil
+import struct
+import sys
 import tempfile
+import warnings
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normscope.checks import first_line
+from normscope.checks import first_line, quoted, require_memory
 
 try:
     import fcntl
@@ -27,6 +33,9 @@ UNFINISHED = ".normscope-"  # how the names of files begin that are being writte
 FOLDER = f"{UNFINISHED}folder-"  # and those of folders,
 LOCK = ".lock"  # each with a file beside it that ends so, locked as long as its process runs,
 MARK = b"normscope: the folder beside this file is being written\n"  # and says so
+ENCRYPTED = 1  # a flag of files in a .zip file
+PIECE = 2**20  # bytes that are unpacked at a time
+NUMBERS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")  # that arrays in files may have
 
 
 def require_writable(path: Path, *, force: bool, endings: tuple[str, ...]) -> None:
@@ -137,24 +146,98 @@ def _lock(handle: int) -> bool | None:
     return True
 
 
-def npz_arrays(content: bytes, name: str) -> "dict[str, NDArray[Any]]":
-    """The arrays of an .npz file of that name. Nothing in it is executed; ValueError if it is none."""
+def is_archive(file: str | os.PathLike[str] | io.BytesIO) -> bool:
+    """Whether a file ends as a .zip file does."""
+    try:
+        return zipfile.is_zipfile(file)
+    except zipfile.BadZipFile:
+        return False
+
+
+@contextmanager
+def opened_archive(file: Path | io.BytesIO, name: str) -> Iterator[zipfile.ZipFile]:
+    """A .zip or .npz file of that name; whatever is wrong with it, or with what is read of it inside, is ValueError."""
+    kind = Path(name).suffix.lower() or ".zip"
+    if not is_archive(file):
+        raise ValueError(f"{name} is not a readable {kind} file: it is no archive, or was cut off")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            yield archive
+    except (OSError, ValueError, EOFError, RuntimeError, struct.error, zlib.error, zipfile.BadZipFile) as error:
+        raise ValueError(f"{name} is not a readable {kind} file: {first_line(error)}") from None
+
+
+def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """What one file in an archive holds, which is never more than the archive says."""
+    if member.flag_bits & ENCRYPTED:
+        raise ValueError(f"{quoted(member.filename)} in it is encrypted: unpack it, and pack it without a password")
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{quoted(member.filename)} in it is compressed in another way than by deflate")
+    with archive.open(member) as file:
+        content = file.read(member.file_size)  # without a size, a false one would be found out after it is unpacked
+    if len(content) != member.file_size:
+        raise ValueError(f"{quoted(member.filename)} in it should have {member.file_size} bytes, got {len(content)}")
+    return content
+
+
+def unpacked(content: bytes, name: str) -> bytes:
+    """What a .gz file of that name holds; ValueError if it can't be unpacked, or is larger than is allowed."""
+    pieces, size = [], 0
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            while piece := file.read(PIECE):
+                pieces.append(piece)
+                size += len(piece)
+                require_memory(size, len(content), name)
+    except (EOFError, OSError, zlib.error) as error:
+        raise ValueError(f"{name} is not a readable .gz file, or was not copied whole: {first_line(error)}") from None
+    return b"".join(pieces)
+
+
+def npz_arrays(content: bytes, name: str, only: Container[str] | None = None) -> "dict[str, NDArray[Any]]":
+    """The arrays of an .npz file of that name, or only some. Nothing in it is executed; ValueError if it is none.
+
+    Sizes are checked before memory is taken: of the archive, and of each array against its bytes.
+    """
+    with opened_archive(io.BytesIO(content), name) as archive:
+        members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+        wanted = {title: member for title, member in members.items() if only is None or title in only}
+        require_memory(sum(member.file_size for member in wanted.values()), len(content), "what it holds")
+        return {title: _array(read_member(archive, member), title) for title, member in wanted.items()}
+
+
+def _array(content: bytes, name: str) -> "NDArray[Any]":
+    """One array as .npy files have it, of numbers, truths or text, in the byte order of this machine."""
     import numpy as np
 
     file = io.BytesIO(content)
-    if not zipfile.is_zipfile(file):  # numpy would take it for a pickle, and advise to load it as one
-        raise ValueError(f"{name} is not a readable .npz file: it is no archive, or was cut off")
+    headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{name} is not a readable .npz file: {first_line(error)}") from None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of odd literals in headers that are then refused
+            shape, by_columns, dtype = headers[np.lib.format.read_magic(file)](file)
+    except Exception as error:  # a damaged header can fail anywhere: KeyError, SyntaxError, TypeError, …
+        raise ValueError(f"array {quoted(name)} has no header of numpy's ({type(error).__name__})") from None
+    if dtype.str[1:] not in NUMBERS and dtype.kind not in "US":
+        raise ValueError(f"array {quoted(name)} must be of numbers or text, got dtype {quoted(dtype)}")
+    left = len(content) - file.tell()
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != left or not dtype.itemsize:
+        raise ValueError(
+            f"array {quoted(name)} of shape {quoted(shape)} and dtype {dtype} does not fit the {left} bytes it has"
+        )
+    array = np.frombuffer(content, dtype, offset=file.tell())
+    array = array.astype(dtype.newbyteorder("="))
+    if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
+        raise ValueError(f"array {quoted(name)} must be of truths, bytes 0 and 1, got others")
+    if dtype.kind == "U" and array.view(np.uint32).max(initial=0) > sys.maxunicode:
+        raise ValueError(f"array {quoted(name)} must be of text, got numbers that are no characters")
+    return np.asarray(array.reshape(shape, order="F" if by_columns else "C"), order="C")
 
 
 def said_format(path: str | os.PathLike[str]) -> str:
     """What an .npz file says that it holds, under the name `format`; nothing if it does not, or is none."""
     try:
-        return str(npz_arrays(Path(path).read_bytes(), str(path)).get("format", ""))
+        return str(npz_arrays(Path(path).read_bytes(), str(path), only=("format",)).get("format", ""))
     except (OSError, ValueError):
         return ""
 

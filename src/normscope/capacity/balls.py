@@ -59,6 +59,19 @@ def ball_map(layer: "nn.Linear", *, reads: bool, writes: bool) -> BallMap:
     return BallMap(weights, [row[0] for row in shift])
 
 
+def as_linear(affine: BallMap, *, reads: bool, writes: bool) -> tuple[list[list[Ball]], list[Ball]]:
+    """Weights and biases of the nn.Linear that is a map of the plane, the other way round."""
+    basis = _basis()
+    matrix, shift = affine.matrix, [[value] for value in affine.shift]
+    if reads:
+        root = ball(3).rsqrt()
+        across = [list(column) for column in zip(*basis, strict=True)]  # Uᵀ
+        matrix = [[root * value for value in row] for row in _product(matrix, across)]
+    if writes:
+        matrix, shift = _product(basis, matrix), _product(basis, shift)
+    return matrix, [row[0] for row in shift]
+
+
 def images(affine: BallMap, samples: Floats) -> list[list[Ball]]:
     """A map of the samples themselves: (m, d) exact floats to m rows of balls."""
     from flint import arb_mat
@@ -107,5 +120,5 @@ def _times(a: Ball, b: Ball) -> Ball:
 
 
 def as_floats_of(balls: Sequence[Ball]) -> Floats:
-    """The midpoints, rounded."""
-    return np.array([float(value) for value in balls])
+    """The midpoints, rounded; 0 where a ball can't be told from it."""
+    return np.array([0.0 if value.contains(0) else float(value) for value in balls])

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from normscope.checks import Floats
 
 DIRECTIONS = 64
+LONGEST = np.finfo(np.float64).max
+SHORTEST = 1 / LONGEST  # a line is scaled by the inverse of its length
 NARROW = 1e-9  # gaps below it are avoided while wider ones are to be had
 
 
@@ -38,7 +40,14 @@ def choose_line(inputs: Floats, labels: NDArray[np.int64], seed: int) -> Line:
     >>> line.places, line.runs
     (array([0.  , 0.25, 1.  , 0.5 ]), 3)
     """
-    lines = [_line_along(weight, inputs, labels) for weight in _directions(inputs, seed)]
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        lines = [_line_along(weight, inputs, labels) for weight in _directions(inputs, seed)]
+    if not any(np.isfinite(line.weight).all() for line in lines):
+        raise ValueError(
+            "samples must be laid on a line by numbers that floats have, but in every direction they spread by less "
+            f"than {SHORTEST:.1e} or more than {LONGEST:.1e}, got values from {inputs.min():.3g} to "
+            f"{inputs.max():.3g}: multiply them by a number that brings them near 1"
+        )
     return min(lines, key=lambda line: (line.gap <= 0, line.gap < NARROW, line.runs, -line.gap))
 
 
@@ -53,23 +62,24 @@ def count_runs(labels: NDArray[np.int64]) -> int:
 
 def _directions(inputs: Floats, seed: int) -> Floats:
     channels = inputs.shape[1]
-    if channels == 1:
-        return np.ones((1, 1))
     largest = np.abs(inputs).max(axis=0)
+    if channels == 1:
+        return np.full((1, 1), 1.0 if largest[0] < LONGEST / 4 else 0.25)  # their difference is to be a float too
     largest[largest == 0] = 1.0
     spread = (inputs / largest).std(axis=0)  # squares of huge or tiny values would not be floats
     spread[spread == 0] = np.inf
     drawn: Floats = np.random.default_rng(seed).standard_normal((DIRECTIONS, channels)) / spread / largest
+    drawn[:, ~np.isfinite(drawn).all(axis=0)] = 0.0  # channels too small to be brought to the scale of the others
     return drawn
 
 
 def _line_along(weight: Floats, inputs: Floats, labels: NDArray[np.int64]) -> Line:
     along = inputs @ weight
     length = along.max() - along.min()
-    if not length > 0:
-        return Line(weight, 0.0, np.zeros(len(inputs)), len(inputs), 0.0)
-    weight, bias = weight / length, -float(along.min() / length)
+    weight, bias = weight / length if length > 0 else weight * np.nan, -float(along.min() / length)
     places = inputs @ weight + bias
+    if not (np.isfinite(weight).all() and np.isfinite(places).all()):
+        return Line(np.full_like(weight, np.nan), 0.0, np.zeros(len(inputs)), len(inputs), -np.inf)
     order = np.argsort(places, kind="stable")
     change = labels[order][1:] != labels[order][:-1]
     rounding = (inputs.shape[1] + 2) * 2.0**-52 * float((np.abs(inputs) @ np.abs(weight)).max() + abs(bias))

@@ -22,7 +22,7 @@ from normscope.capacity.merge import MergeNetwork, Merging, TooFewBitsError
 from normscope.capacity.network import LNNet, Origin
 from normscope.capacity.samples import Samples, checked_samples
 from normscope.capacity.scaling_layer import require_eps
-from normscope.checks import as_count
+from normscope.checks import Floats, as_count
 
 if TYPE_CHECKING:
     from torch import nn
@@ -164,10 +164,16 @@ class Search:
         )
 
     def _network(
-        self, module: "nn.Sequential", certificate: Certificate, method: str, runs: int, journey: Any, **exact: Any
+        self,
+        module: "nn.Sequential",
+        certificate: Certificate,
+        method: str,
+        runs: int,
+        journey: tuple[Floats, ...],
+        exact: MergeNetwork | None = None,
     ) -> LNNet:
         origin = self._origin(method, runs)
-        return LNNet(module, self._samples.classes, self._eps, certificate, origin, journey=journey, **exact)
+        return LNNet(module, self._samples.classes, self._eps, exact, certificate, origin, journey)
 
     def _origin(self, method: str, runs: int) -> Origin:
         inputs = self._samples.inputs

@@ -18,23 +18,25 @@ is remembered, never read off values.
 [1] Ni et al., On the Nonlinearity of Layer Normalization, ICML 2024.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from normscope.capacity.balls import Ball, BallMap, as_floats_of, ball, images, precision
-from normscope.capacity.certify import GUARD, Exact, Indices, decided, scores_after
+from normscope.capacity.balls import Ball, BallMap, as_floats_of, as_linear, ball, images, precision
+from normscope.capacity.certify import GUARD, HIGHEST, Exact, Indices, decided, scores_after
 from normscope.capacity.line import Line
 from normscope.capacity.samples import Samples
-from normscope.capacity.scaling_layer import AffineMap, against, layer_norm_network
+from normscope.capacity.scaling_layer import against, layer_norm, linear_of
 from normscope.checks import Floats
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+ROUNDING = 128  # bits beyond those of the weights, so that each weight of the module is rounded once
+LEAST = 64  # bits to begin with
 SHIFTS = (0, 4, -4, 7, -7, 3)  # sixteenths of s that the centre is moved by; 0 is the plain merge
 
 
@@ -69,29 +71,42 @@ class MergeNetwork(NamedTuple):
         return decided(scores, len(inputs), start=self.bits)
 
     def rounded(self, dtype: "torch.dtype") -> "nn.Sequential":
-        """The network as a module, its weights rounded to a dtype."""
-        with precision(self.bits):
-            maps = [_as_floats(affine, scaled=self.eps == 0 and affine is not self.maps[-1]) for affine in self.maps]
-        (matrix, shift) = maps[0]
-        maps[0] = AffineMap(np.outer(matrix[:, 0], self.line.weight), shift + matrix[:, 0] * self.line.bias)
-        return layer_norm_network(maps, eps=self.eps, dtype=dtype)
+        """The network as a module, every weight rounded once to float64 and then to the dtype: the same everywhere."""
+        import torch
+        from torch import nn
+
+        layers: list[nn.Module] = []
+        for place, affine in enumerate(self.maps):
+            writes = place < len(self.maps) - 1
+            with precision(self.bits + ROUNDING):
+                weight, shift = _layer(affine, None if place else self.line, scaled=self.eps == 0, writes=writes)
+            layers += [layer_norm(self.eps)] if layers else []
+            layers.append(linear_of(torch.tensor(weight, dtype=dtype), torch.tensor(shift, dtype=dtype)))
+        return nn.Sequential(*layers)
 
     def to_dict(self) -> dict[str, Any]:
         """Every weight to the last bit, as a mantissa and a power of two."""
         line = {"weight": self.line.weight.tolist(), "bias": self.line.bias}
         maps = [[[_digits(value) for value in row] for row in (*affine.matrix, affine.shift)] for affine in self.maps]
-        return {"line": line, "maps": maps, "eps": self.eps, "bits": self.bits}
+        return {"line": line, "maps": maps}
 
     @classmethod
-    def from_dict(cls, stored: dict[str, Any]) -> "MergeNetwork":
-        """What `to_dict` gave."""
-        weight = np.array(stored["line"]["weight"], dtype=np.float64)
+    def from_dict(cls, stored: dict[str, Any], eps: float) -> "MergeNetwork":
+        """What `to_dict` gave; ValueError, TypeError or KeyError if it did not."""
+        weight, bias = np.array(stored["line"]["weight"], dtype=np.float64), float(stored["line"]["bias"])
+        if weight.ndim != 1 or not np.isfinite([*weight, bias]).all() or stored.keys() != {"line", "maps"}:
+            raise ValueError("the line of exact weights must be finite numbers, one for each channel")
         maps = []
         for rows in stored["maps"]:
             *matrix, shift = [[_exactly(digits) for digits in row] for row in rows]
             maps.append(BallMap(matrix, shift))
-        line = Line(weight, float(stored["line"]["bias"]), np.empty(0), 0, 0.0)
-        return cls(line, maps, float(stored["eps"]), int(stored["bits"]))
+        for place, affine in enumerate(maps):
+            entries = {len(row) for row in affine.matrix}
+            outputs = len(affine.matrix) if place == len(maps) - 1 else 2
+            if entries != {2 if place else 1} or not len(affine.matrix) == len(affine.shift) == outputs:
+                raise ValueError("exact weights must be maps of the plane")
+        bits = max(int(value.man_exp()[0]).bit_length() for value in _numbers(maps))
+        return cls(Line(weight, bias, np.empty(0), 0, 0.0), maps, eps, max(LEAST, bits))
 
 
 class Merging:
@@ -211,13 +226,26 @@ def _power_of_two_near(value: Ball) -> Ball:
     return ball(2) ** (exponent + int(mantissa).bit_length() - 1)
 
 
-def _as_floats(affine: BallMap, *, scaled: bool) -> AffineMap:
-    """A map in floats; scaled so that none of its numbers is beyond them, where only directions matter."""
-    numbers = [*(value for row in affine.matrix for value in row), *affine.shift]
-    largest = max(numbers, key=lambda value: abs(value).mid())
-    factor = 1 / _power_of_two_near(abs(largest)) if scaled else ball(1)
-    matrix = [as_floats_of([factor * value for value in row]) for row in affine.matrix]
-    return AffineMap(np.array(matrix), as_floats_of([factor * value for value in affine.shift]))
+def _layer(affine: BallMap, line: Line | None, *, scaled: bool, writes: bool) -> tuple[Floats, Floats]:
+    """Weights and biases of one map as nn.Linear has them; of the first, which reads samples, with their line.
+
+    Scaled so that no number is beyond floats, where it writes for a LayerNorm without eps and only directions matter.
+    """
+    matrix, shift = affine
+    if scaled and writes:
+        factor = 1 / _power_of_two_near(
+            max((abs(value) for value in _numbers([affine])), key=lambda value: value.mid())
+        )
+        matrix, shift = [[factor * value for value in row] for row in matrix], [factor * value for value in shift]
+    if line is not None:
+        shift = [value + row[0] * ball(line.bias) for value, row in zip(shift, matrix, strict=True)]
+        matrix = [[row[0] * ball(value) for value in line.weight.tolist()] for row in matrix]
+    weight, bias = as_linear(BallMap(matrix, shift), reads=line is None, writes=writes)
+    return np.array([as_floats_of(row) for row in weight]), as_floats_of(bias)
+
+
+def _numbers(maps: Sequence[BallMap]) -> list[Ball]:
+    return [value for affine in maps for row in (*affine.matrix, affine.shift) for value in row]
 
 
 def _digits(value: Ball) -> list[Any]:
@@ -227,9 +255,11 @@ def _digits(value: Ball) -> list[Any]:
 
 def _exactly(digits: list[Any]) -> Ball:
     """The number that `_digits` wrote, whatever the working precision is."""
-    mantissa = int(digits[0], 16)
+    mantissa, exponent = int(digits[0], 16), digits[1]
+    if len(digits) != 2 or not isinstance(exponent, int) or mantissa.bit_length() > HIGHEST or abs(exponent) > 2**24:
+        raise ValueError(f"an exact weight must be a mantissa of up to {HIGHEST} bits and a power of two")
     with precision(max(2, mantissa.bit_length())):
-        return ball(mantissa) * ball(2) ** int(digits[1])
+        return ball(mantissa) * ball(2) ** exponent
 
 
 def _readout(clusters: list[Cluster], direction: list[Ball]) -> BallMap:

@@ -1,12 +1,13 @@
 """Samples that can be memorised: finite numbers, a label for each, two classes or more, and no contradictions."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.checks import Floats, as_floats
+from normscope.checks import Floats, as_floats, shortened
 
 NAMED = 3  # contradictions that a message names
 
@@ -32,20 +33,45 @@ def checked_samples(samples: Any, labels: Any, dtype: str) -> Samples:
         inputs = given.astype(dtype).astype(np.float64) + 0.0  # −0 and 0 are the same sample
     if not np.isfinite(inputs).all():
         raise ValueError(f"samples must fit into {dtype}, got values up to {np.abs(given).max():.3g}")
-    names = np.asarray(labels)
+    names = exact_labels(labels)
     if names.shape != (len(inputs),):
         raise ValueError(f"labels must have one entry per sample, shape ({len(inputs)},), got shape {names.shape}")
-    if names.dtype.kind not in "biuUfS" or (names.dtype.kind == "f" and not np.isfinite(names).all()):
-        raise ValueError(f"labels must be whole numbers, text or finite numbers, got values of dtype {names.dtype}")
+    if names.dtype.kind not in "biuUf" or (
+        names.dtype.kind == "f" and not (names.dtype.itemsize <= 8 and np.isfinite(names).all())
+    ):
+        raise ValueError(
+            "labels must be whole numbers, text or finite numbers of up to 64 bits, "
+            f"got values of dtype {names.dtype}{': decode them' if names.dtype.kind == 'S' else ''}"
+        )
     classes, places = np.unique(names, return_inverse=True)
     if len(classes) < 2:
-        raise ValueError(f"labels must name two or more classes, got only {classes[0]!s}")
+        raise ValueError(f"labels must name two or more classes, got only {shortened(str(classes[0]), 80)}")
     pairs = contradictions(inputs, names)
     if pairs:
         rounded = any((given[one] != given[other]).any() for one, other in pairs)
         where = f"equal rows (from 0){f' once they are rounded to {dtype}' if rounded else ''}"
         refuse_contradictions(pairs, names, where, range(len(names)))
     return Samples(inputs, classes, places.astype(np.int64))
+
+
+def exact_labels(labels: Any) -> NDArray[Any]:
+    """Labels as an array that has kept every one of them: not 1 as '1', nor a large whole number as a float."""
+    names = np.asarray(labels)
+    if not hasattr(labels, "dtype") and names.ndim == 1 and names.dtype.kind in "Uf" and _changed(labels, names):
+        raise ValueError(
+            "labels must all be text, or all be numbers that one dtype holds exactly, "
+            f"got a mixture that became {names.dtype}"
+        )
+    return names
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _changed(labels: Any, names: NDArray[Any]) -> bool:
+    """Whether a label is not what it was; what is no number is refused later."""
+    return any(one != other and not _is_nan(other) for one, other in zip(labels, names.tolist(), strict=True))
 
 
 def contradictions(inputs: Floats, names: NDArray[Any]) -> list[tuple[int, int]]:
@@ -63,6 +89,7 @@ def refuse_contradictions(
     pairs: Sequence[tuple[int, int]], names: NDArray[Any], where: str, numbers: Sequence[int]
 ) -> None:
     """Equal samples with different labels can't be told apart by any network."""
-    shown = ", ".join(f"{numbers[a]} ({names[a]!s}) and {numbers[b]} ({names[b]!s})" for a, b in pairs[:NAMED])
+    named = [[f"{numbers[row]} ({shortened(str(names[row]), 40)})" for row in pair] for pair in pairs[:NAMED]]
+    shown = ", ".join(" and ".join(pair) for pair in named)
     more = f", and {len(pairs) - NAMED} more" if len(pairs) > NAMED else ""
     raise ValueError(f"samples with different labels must differ, got {where}: {shown}{more}")

@@ -25,6 +25,7 @@ from normscope.capacity.equal_folds import folded_points, folding_numbers, other
 from normscope.capacity.fitting import fitted
 from normscope.capacity.scaling_layer import WIDTH
 from normscope.capacity.shatter_networks import (
+    MOST,
     Networks,
     exchanged,
     load_networks,
@@ -32,13 +33,14 @@ from normscope.capacity.shatter_networks import (
     read_networks,
     require_networks,
 )
-from normscope.checks import Floats, as_count, frozen
+from normscope.checks import Floats, as_count, frozen, quoted
 
 if TYPE_CHECKING:
     from torch import nn
 
 SCHEMA_VERSION = 1
-USUAL, MOST = 17, 20  # points without being asked, where the depth would allow for more; and at all
+USUAL = 17  # points without being asked, where the depth would allow for more
+DEEPEST = 64  # layers
 PASSES = 20
 LEAD, LEADS = 0.2, (0.01, 0.5)  # that is wanted of fitted networks: in the first pass, and in later ones
 ENOUGH = 1e-3  # a lead that is kept
@@ -165,6 +167,10 @@ def shatter(
     """
     started = time.process_time()
     depth, seed = as_count(depth, "depth", 1), as_count(seed, "seed", 0)
+    if depth > DEEPEST:
+        raise ValueError(
+            f"depth must be {DEEPEST} or less, got {quoted(depth)}: depth {_folds(MOST)} is enough for {MOST} points"
+        )
     chosen = _points(depth, min(2**depth + 1, USUAL) if points is None else as_count(points, "points", 2))
     networks, target = Networks.none_yet(depth, seed, chosen), None if state is None else Path(state)
     if target is not None:
@@ -202,7 +208,7 @@ def verify_shattering(path: str | PathLike[str], *, progress: Progress = lambda 
 
 def _points(depth: int, count: int) -> Floats:
     if count > MOST:
-        raise ValueError(f"points must be {MOST} or fewer, got {count}: they would need 2^{count - 1} networks")
+        raise ValueError(f"points must be {MOST} or fewer, got {quoted(count)}: each labelling needs a network")
     if count > 2**depth + 1:
         raise ValueError(
             f"points must be {2**depth + 1} or fewer at depth {depth}, got {count}: "
@@ -222,7 +228,7 @@ def _check_again(networks: Networks, progress: Progress) -> None:
     networks.certified[:] = False
     for labelling in progress(said.tolist(), "Checking what the state holds"):
         if not networks.add(labelling, networks.numbers[labelling].copy()):
-            networks.tried[labelling] = 0
+            networks.tried[labelling] = 0  # and its numbers are not kept
 
 
 def _search(networks: Networks, progress: Progress) -> Iterator[None]:

@@ -3,7 +3,9 @@
 Labelling k gives point i bit i of k as its label. The 2^(M − 1) that give the last point 0 are kept: the others are
 theirs with the labels exchanged, which exchanges the two rows of a network's readout.
 
-The file is an .npz file of plain arrays. What it says to be certified is certified again when it is read.
+The file is an .npz file of plain arrays: the points, and the numbers of a network for each labelling, zeros where there
+is none. Every network is certified again when it is read. While some are missing, the file also holds how far the
+search for them has come, so that it can go on to the same networks; of that nothing is proven, and nothing is said.
 """
 
 import io
@@ -17,14 +19,15 @@ from numpy.typing import NDArray
 from normscope.capacity.certify import Exact, exact_labels
 from normscope.capacity.equal_folds import LAYER, READOUT, maps_of, other_labels
 from normscope.capacity.scaling_layer import layer_norm_network, linear_of
-from normscope.checks import Floats, first_line
+from normscope.checks import Floats, first_line, quoted
 from normscope.files import npz_arrays, require_writable, write_whole
 
 if TYPE_CHECKING:
     from torch import nn
 
-FORMAT = "normscope shatter 1"
+FORMAT = "normscope shatter 2"
 ENDINGS = (".npz",)
+MOST = 20  # points
 
 
 @dataclass(eq=False)
@@ -75,18 +78,16 @@ class Networks:
 
     def save(self, path: Path) -> None:
         """Write all of it to a file that takes its place when it is whole."""
+        arrays: dict[str, NDArray[Any]] = {
+            "format": np.array(FORMAT),
+            "depth": np.array(self.depth),
+            "points": self.points,
+            "numbers": np.where(self.certified[:, None], self.numbers, 0.0),
+        }
+        if not self.certified.all():
+            arrays |= {"seed": np.array(self.seed), "tried": self.tried}
         file = io.BytesIO()
-        np.savez(
-            file,
-            allow_pickle=False,
-            format=np.array(FORMAT),
-            depth=np.array(self.depth),
-            seed=np.array(self.seed),
-            points=self.points,
-            numbers=self.numbers,
-            certified=self.certified,
-            tried=self.tried,
-        )
+        np.savez(file, allow_pickle=False, **arrays)
         write_whole(file.getvalue(), path)
 
 
@@ -147,49 +148,54 @@ def require_networks(path: Path) -> None:
 
 
 def load_networks(path: Path, depth: int, seed: int, points: Floats) -> Networks:
-    """What a file holds for this depth, seed and these points; nothing in it is certified until it is checked again."""
-    arrays = _read(path)
-    same = (arrays["depth"] == depth).all() and (arrays["seed"] == seed).all()
-    if not same or not np.array_equal(arrays["points"], points):
+    """What a file holds for this depth and these points, and for this seed unless all networks are found."""
+    networks = read_networks(path)
+    finished = networks.certified.all()
+    same = networks.depth == depth and np.array_equal(networks.points, points)
+    if not same or (not finished and networks.seed != seed):
+        found_by = "" if finished else f" and seed {networks.seed}"
         raise ValueError(
             f"{path} must be about {len(points)} points, depth {depth} and seed {seed} to be gone on with, got "
-            f"{arrays['points'].size} points, depth {arrays['depth']} and seed {arrays['seed']}: choose another name"
+            f"{networks.points.size} points, depth {networks.depth}{found_by}: choose another name"
         )
-    return _networks(path, arrays)
+    networks.seed = seed
+    return networks
 
 
 def read_networks(path: Path) -> Networks:
-    """What a file holds for the depth and the points that it names; nothing of it is certified until it is checked."""
+    """What a file holds for the depth and the points that it names; called certified, which is to be checked."""
     arrays = _read(path)
-    depth, seed, points = (arrays[name] for name in ("depth", "seed", "points"))
-    whole = all(each.ndim == 0 and each.dtype.kind == "i" and each >= 0 for each in (depth, seed))
-    ascending = points.ndim == 1 and points.dtype.kind == "f" and bool((np.diff(points) > 0).all())
-    if not whole or not ascending or arrays["numbers"].shape[:1] != (2 ** (len(points) - 1),):
-        raise ValueError(
-            f"{path} is damaged: there must be a depth, a seed, and a network for every labelling of points"
-        )
-    return _networks(path, arrays)
-
-
-def _networks(path: Path, arrays: dict[str, NDArray[Any]]) -> Networks:
-    networks = Networks.none_yet(int(arrays["depth"]), int(arrays["seed"]), arrays["points"])
-    for name in ("numbers", "certified", "tried"):
+    depth, points, numbers = (arrays[name] for name in ("depth", "points", "numbers"))
+    whole = all(each.ndim == 0 and each.dtype.kind == "i" and each >= 0 for each in (depth, arrays["seed"]))
+    ascending = points.ndim == 1 and points.dtype == np.float64 and 2 <= len(points) <= MOST
+    ascending = ascending and bool(np.isfinite(points).all() and (np.diff(points) > 0).all())
+    if not whole or not ascending or numbers.shape != (2 ** (len(points) - 1), LAYER * int(depth) + READOUT):
+        raise ValueError(f"{path} is damaged: there must be a depth, and a network for every labelling of the points")
+    networks = Networks.none_yet(int(depth), int(arrays["seed"]), points)
+    for name in ("numbers", "tried"):
         stored, own = arrays[name], getattr(networks, name)
-        if stored.shape != own.shape or stored.dtype.kind != own.dtype.kind or not np.isfinite(stored).all():
-            raise ValueError(
-                f"{path} is damaged: {name} must be finite, of shape {own.shape}, got shape {stored.shape}"
-            )
-        setattr(networks, name, stored.astype(own.dtype))
+        if stored.shape != own.shape or stored.dtype != own.dtype or not np.isfinite(stored).all():
+            raise ValueError(f"{path} is damaged: {name} must be finite {own.dtype}, got {stored.dtype}")
+        setattr(networks, name, stored)
+    networks.certified[:] = numbers.any(axis=1)
+    if networks.certified.all() == arrays["unfinished"]:
+        raise ValueError(f"{path} is damaged: it must hold seed and tried while networks are missing, and only then")
     return networks
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:
-    names = ("format", "depth", "seed", "points", "numbers", "certified", "tried")
     try:
         stored = npz_arrays(path.read_bytes(), str(path))
-        arrays = {name: stored[name] for name in names}
+        said = str(stored["format"])
+        if said != FORMAT:
+            raise ValueError(f"it must say {FORMAT!r}, got {quoted(said)}")
+        arrays = {name: stored.pop(name) for name in ("format", "depth", "points", "numbers")}
+        arrays["unfinished"] = np.array(bool(stored))
+        count = len(arrays["numbers"]) if arrays["numbers"].ndim else 0
+        arrays["seed"] = stored.pop("seed") if stored else np.array(0)
+        arrays["tried"] = stored.pop("tried") if stored else np.zeros(count, np.int64)
+        if stored:
+            raise ValueError(f"it must hold nothing that proves nothing, got an array {quoted(min(stored))}")
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path} exists, and is no state of normscope shatter: {first_line(error)}") from None
-    if str(arrays["format"]) != FORMAT:
-        raise ValueError(f"{path} exists, and must say {FORMAT!r}, got {str(arrays['format'])!r}: choose another name")
     return arrays

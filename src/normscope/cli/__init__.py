@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import normscope
 from normscope.cli.bench import bench
@@ -30,10 +31,37 @@ from normscope.cli.verify import verify
 from normscope.cli.vocab import vocab
 from normscope.models.transformers_library import NotFollowedWarning, no_network
 
-LONGEST_LINE = 500
+LONGEST_LINE, LONGEST_QUOTE = 500, 200  # characters of a message, and of what typer says about an argument
+
+
+class _Commands(TyperGroup):
+    """The commands; what is wrong with their arguments is said in a few lines, however long the arguments are."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _shortened():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, *arguments: Any) -> Any:
+        with _shortened():
+            return super().invoke(*arguments)
+
+
+@contextmanager
+def _shortened() -> Iterator[None]:
+    """Shorten what typer says about arguments."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "exit_code") and isinstance(getattr(error, "message", None), str):
+            from normscope.checks import shortened
+
+            error.message = shortened(error.message, LONGEST_QUOTE)  # type: ignore[attr-defined]
+        raise
+
 
 app = typer.Typer(
     help="What the normalization layers of a neural network really do.",
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -46,11 +74,19 @@ app.add_typer(bench, name="bench")
 @app.callback(invoke_without_command=True)
 def options(
     version: Annotated[bool, typer.Option("--version", metavar="", help="Print the version and stop.")] = False,
+    max_gigabytes: Annotated[
+        float | None,
+        typer.Option(help="Memory that a file may ask for beyond its own size.", show_default="1"),
+    ] = None,
     max_modules: Annotated[
         int | None,
         typer.Option(help="Modules that a model may have, to be built from its config.json.", show_default="50000"),
     ] = None,
 ) -> None:
+    if max_gigabytes is not None:
+        from normscope.checks import allow_memory
+
+        allow_memory(max_gigabytes)
     if max_modules is not None:
         from normscope.models.config_rules import allow_modules
 
@@ -70,7 +106,7 @@ def main() -> None:
     try:
         with no_network(), _notes_in_one_line():
             app(prog_name="normscope")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         _tell(_said(error))
         sys.exit(2)
 
@@ -97,8 +133,10 @@ def _tell(line: str) -> None:
     print(f"normscope: {printable(shortened(line, LONGEST_LINE))}", file=sys.stderr)
 
 
-def _said(error: ValueError | OSError) -> str:
+def _said(error: ValueError | OSError | MemoryError) -> str:
     """What an error says; one of the system names the file first."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for this on this machine"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror.lower()}"
     return str(error)

@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from json import JSONDecodeError, dumps, loads
+from json import dumps, loads
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
@@ -95,8 +95,10 @@ def _change(text: str) -> tuple[str, Any]:
     name, _, value = text.partition("=")
     try:
         return name, loads(value)
-    except JSONDecodeError:
-        raise ValueError(f"--set must be NAME=VALUE, a value like 3, 0.5, true or [3, 4], got {text!r}") from None
+    except (ValueError, RecursionError):  # ValueError: not JSON, or a number of too many digits
+        from normscope.checks import quoted
+
+        raise ValueError(f"--set must be NAME=VALUE, a value like 3, 0.5, true or [3, 4], got {quoted(text)}") from None
 
 
 @contextmanager

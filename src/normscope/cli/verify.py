@@ -9,6 +9,8 @@ import typer
 
 from normscope.cli.options import JsonFlag, progress
 
+LONGEST = 500  # characters of what is said
+
 
 def verify(
     file: Annotated[
@@ -23,12 +25,13 @@ def verify(
     label: Annotated[str | None, typer.Option(help="The column of labels there, as for `normscope memorize`.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Check saved certificates again, every one, without the solver that found them."""
+    """Check saved certificates again, every one, and say what they prove and how many verdicts hang on rounding."""
     if file.is_dir():
         raise IsADirectoryError(f"{file} is a folder, and must be a file")
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file")
     holds, reason = _verified(file, samples, label)
+    reason = reason[:LONGEST]  # names of columns and files may be of any length
     print(jsonlib.dumps({"schema_version": 1, "file": str(file), "holds": holds, "reason": reason}) if json else reason)
     if not holds:
         raise typer.Exit(1)

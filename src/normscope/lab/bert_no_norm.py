@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from normscope.checks import shortened
 from normscope.lab.byte_pairs import learned_pairs
 from normscope.lab.experiment import Cell, Finding, Row, Settings
 from normscope.lab.keep import Keep
@@ -102,8 +103,9 @@ class BertWithoutNorm(Trained):
         names = sorted(set(training[1]))
         if len(names) != settings["labels"] or not set(test[1]) <= set(names):
             raise ValueError(
-                f"there must be {settings['labels']} labels, the same in both files, got {', '.join(names)} to train "
-                f"with and {', '.join(sorted(set(test[1])))} to test with"
+                f"there must be {settings['labels']} labels, the same in both files, got "
+                f"{shortened(', '.join(names), 100)} to train with and "
+                f"{shortened(', '.join(sorted(set(test[1]))), 100)} to test with"
             )
         (x_train, y_train), (x_test, y_test) = (
             (

@@ -2,6 +2,7 @@
 
 from importlib import import_module
 
+from normscope.checks import quoted
 from normscope.lab.experiment import Experiment
 
 _HOMES = {
@@ -31,7 +32,7 @@ def experiment_named(name: str) -> Experiment:
     'Brody et al. 2023, fig. 1c, 1d'
     """
     if name not in _HOMES:
-        raise ValueError(f"experiment must be one of {', '.join(_HOMES)}, got {name!r}")
+        raise ValueError(f"experiment must be one of {', '.join(_HOMES)}, got {quoted(name)}")
     module, kind = _HOMES[name].split(":")
     experiment: Experiment = getattr(import_module(f"normscope.lab.{module}"), kind)()
     return experiment

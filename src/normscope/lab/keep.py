@@ -27,7 +27,14 @@ class Keep:
 
         if not self._state.exists():
             return None
-        state: dict[str, Any] = torch.load(self._state, map_location="cpu", weights_only=True)
+        try:
+            state = torch.load(self._state, map_location="cpu", weights_only=True)
+        except Exception as error:  # a damaged pickle can fail anywhere
+            raise ValueError(
+                f"{self._state} is damaged ({type(error).__name__}): remove it to begin the cell anew"
+            ) from None
+        if not isinstance(state, dict):
+            raise ValueError(f"{self._state} is damaged (it holds no state): remove it to begin the cell anew")
         return state
 
     def save(self, state: dict[str, Any], done: float) -> None:
@@ -46,8 +53,8 @@ class Keep:
     @property
     def fraction(self) -> float:
         try:
-            return float(self._done.read_text(encoding="utf-8"))
-        except FileNotFoundError:  # not begun, or finished
+            return min(1.0, max(0.0, float(self._done.read_text(encoding="utf-8"))))
+        except (FileNotFoundError, ValueError):  # not begun, or finished, or damaged: it is only for the bar
             return 0.0
 
     def forget(self) -> None:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope import __version__
+from normscope.checks import first_line, quoted
 from normscope.files import UNFINISHED, drawn, write_whole
 from normscope.lab.catalogue import experiment_named
 from normscope.lab.experiment import Cell, Experiment, Finding, Row, Settings
@@ -89,7 +90,7 @@ def reproduce(
     _run_all(experiment, cells, out / "cells", workers or os.cpu_count() or 1, progress)
     for left in (out / "cells").glob(f"{UNFINISHED}*"):  # by a process that was killed while it wrote
         left.unlink(missing_ok=True)
-    finished = [json.loads(_file_of(out / "cells", cell).read_text(encoding="utf-8")) for cell in cells]
+    finished = [_finished(out / "cells", cell) for cell in cells]
     rows: list[Row] = [row for cell in finished for row in cell["rows"]]
     write_whole(_as_csv(rows), out / "results.csv")
     findings = experiment.findings(settings, rows)
@@ -122,14 +123,23 @@ def _changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     known = [name for name in settings if name != "data"]
     for name, value in changes.items():
         if name not in known:
-            raise ValueError(f"settings that can be changed are {', '.join(known)}, got {name}")
+            raise ValueError(f"settings that can be changed are {', '.join(known)}, got {quoted(name)}")
         kind = type(settings[name])
         if type(value) is not kind and not (kind is float and type(value) is int):
-            raise ValueError(f"{name} must be like {settings[name]!r}, got {value!r}")
-        numbers = value if kind is list else [value]
-        if not numbers or not all(type(each) is float or each is False or each > 0 for each in numbers):
-            raise ValueError(f"{name} must be above 0, got {value!r}")
+            raise ValueError(f"{name} must be like {quoted(settings[name])}, got {quoted(value)}")
+        numbers, like = (value, settings[name]) if kind is list else ([value], [settings[name]])
+        if not numbers or not all(_is_like(each, like[0]) for each in numbers):
+            raise ValueError(f"{name} must be above 0 and like {quoted(settings[name])}, got {quoted(value)}")
     return {**settings, **changes}
+
+
+def _is_like(value: Any, other: Any) -> bool:
+    """Whether a setting can be this value instead: of one type and above 0, or a finite float from 0, or a truth."""
+    if isinstance(other, bool) or isinstance(value, bool):
+        return type(value) is type(other)
+    if isinstance(other, float):
+        return isinstance(value, (int, float)) and 0 <= value < math.inf
+    return type(value) is type(other) and value > 0
 
 
 def _open_folder(
@@ -145,15 +155,18 @@ def _open_folder(
     }
     place = out / "config.json"
     if place.exists():
-        there = json.loads(place.read_text(encoding="utf-8"))
+        there = _json_object(place)
         for part, value in asked.items():
             if there.get(part) != value:
                 raise ValueError(
-                    f"{out} holds another run, with {part} {there.get(part)!r}, asked for {value!r}; "
+                    f"{out} holds another run, with {part} {quoted(there.get(part))}, asked for "
+                    f"{quoted(value)}; "
                     "choose another --out, or remove the folder"
                 )
         now, before = _commit(), there.get("continued_at", [])
-        if now and now not in (there["commit"], *before):
+        if not isinstance(before, list):
+            raise ValueError(f"{place} is damaged: continued_at must be a list; remove the folder to begin anew")
+        if now and now not in (there.get("commit"), *before):
             write_whole(json.dumps({**there, "continued_at": [*before, now]}, indent=2).encode(), place)
         return
     if out.exists() and any(out.iterdir()):
@@ -163,6 +176,29 @@ def _open_folder(
     machine = {"python": platform.python_version(), "normscope": __version__, **versions}
     config = {**asked, "command": command, "commit": _commit(), "versions": machine}
     write_whole(json.dumps(config, indent=2).encode(), place)
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    """What a run has written to a file; ValueError if it can't have."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged ({first_line(error)}): remove it, or the folder to begin anew") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged (it is no JSON object): remove it, or the folder to begin anew")
+    return found
+
+
+def _finished(folder: Path, cell: Cell) -> dict[str, Any]:
+    """What a finished cell has left: its rows, and the CPU seconds that it took."""
+    path = _file_of(folder, cell)
+    found = _json_object(path)
+    rows, seconds = found.get("rows"), found.get("seconds")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError(f"{path} is damaged (rows must be a list of objects): remove it to run the cell again")
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise ValueError(f"{path} is damaged (seconds must be a number): remove it to run the cell again")
+    return found
 
 
 def _commit() -> str | None:

@@ -20,12 +20,11 @@ from typing import Any, Protocol
 
 import torch
 
-from normscope.checks import first_line
+from normscope.checks import first_line, quoted, shortened
 from normscope.models.gguf_file import GgufFile
 from normscope.models.safetensors_file import SafetensorsFile
 from normscope.models.torch_file import TorchFile
 
-LONGEST_LINE = 400
 LFS_POINTER = b"version https://git-lfs"
 FILES: dict[str, tuple[str, Callable[[Path], _File]]] = {  # ending -> format, and what opens it
     ".safetensors": ("safetensors", SafetensorsFile),
@@ -107,7 +106,7 @@ class Checkpoint:
 
     def _file(self, name: str) -> _File:
         if name not in self._tensors:
-            raise CheckpointError(f"{self.path}: no tensor is called {name!r}; .names lists those that are there")
+            raise CheckpointError(f"{self.path}: no tensor is called {quoted(name)}; .names lists those that are there")
         return self._tensors[name]
 
     def __enter__(self) -> Checkpoint:
@@ -143,9 +142,7 @@ def _explained(path: Path) -> Iterator[None]:
         raise
     except (ValueError, OSError, MemoryError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-        line = " ".join(reason.split())
-        shortened = line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 1] + "…"
-        raise CheckpointError(f"{path}: {shortened}") from error
+        raise CheckpointError(f"{path}: {shortened(reason)}") from error
 
 
 def _tensors_of(path: Path) -> dict[str, _File]:
@@ -193,16 +190,19 @@ def _tensors_of_shards(index: Path) -> dict[str, _File]:
         lost = [name for name in places if name not in tensors]
         if lost:
             raise ValueError(
-                f"tensor {lost[0]!r} should be in {places[lost[0]]!r} but is not; download index and shards again"
+                f"tensor {quoted(lost[0])} should be in {quoted(places[lost[0]])} but is not; "
+                "download index and shards again"
             )
         return tensors
 
 
 def _shard(index: Path, shard: str) -> dict[str, _File]:
     if shard in ("", ".", "..") or "/" in shard or "\\" in shard or ":" in shard:
-        raise ValueError(f"a shard must be a file in the same folder, got {shard!r}; do not trust this checkpoint")
+        raise ValueError(
+            f"a shard must be a file in the same folder, got {quoted(shard)}; do not trust this checkpoint"
+        )
     if not (index.parent / shard).exists():
-        raise ValueError(f"the shard {shard!r} is missing; download it into the same folder")
+        raise ValueError(f"the shard {quoted(shard)} is missing; download it into the same folder")
     return _tensors_of(index.parent / shard)
 
 
@@ -222,9 +222,11 @@ def _as_floats(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """A copy, so that nothing stays mapped through it."""
     odd = tensor.is_complex() or tensor.is_quantized or tensor.is_meta or tensor.layout is not torch.strided
     if odd:
-        raise ValueError(f"tensor {name!r} must be dense real numbers, got {tensor.dtype}, {tensor.layout}")
+        raise ValueError(f"tensor {quoted(name)} must be dense real numbers, got {tensor.dtype}, {tensor.layout}")
     wide = tensor.dtype == torch.float64 or not tensor.is_floating_point()
     try:
         return tensor.detach().to(torch.float64 if wide else torch.float32, copy=True)
     except RuntimeError as error:
-        raise ValueError(f"tensor {name!r} of {tensor.dtype} cannot be read as floats: {error}") from None
+        raise ValueError(
+            f"tensor {quoted(name)} of {tensor.dtype} cannot be read as floats: {first_line(error)}"
+        ) from None

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
+from normscope.checks import quoted
+
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
 
@@ -132,7 +134,7 @@ def _pairs(cursor: _Cursor, count: int) -> dict[str, Any]:
     for _ in range(count):
         key, kind = cursor.text(), cursor.number("I")
         if key in values:
-            raise ValueError(f"key {key!r} is there more than once; {DAMAGED}")
+            raise ValueError(f"key {quoted(key)} is there more than once; {DAMAGED}")
         if kind == ARRAY:
             _skip_array(cursor, key)
         else:
@@ -151,28 +153,28 @@ def _skip_array(cursor: _Cursor, key: str) -> None:
 
 def _scalar(kind: int, key: str) -> str:
     if kind not in SCALARS:
-        raise ValueError(f"key {key!r} must have a value of a type from 0 to 12, or an array of such, got {kind}")
+        raise ValueError(f"key {quoted(key)} must have a value of a type from 0 to 12, or an array of such, got {kind}")
     return SCALARS[kind]
 
 
 def _tensors(cursor: _Cursor, count: int, alignment: Any) -> dict[str, _Extent]:
     if type(alignment) is not int or alignment < 1:
-        raise ValueError(f"general.alignment must be a whole number from 1, got {alignment!r}; {DAMAGED}")
+        raise ValueError(f"general.alignment must be a whole number from 1, got {quoted(alignment)}; {DAMAGED}")
     extents: dict[str, _Extent] = {}
     for _ in range(count):
         name, extent = _tensor(cursor)
         if name in extents:
-            raise ValueError(f"tensor {name!r} is there more than once; {DAMAGED}")
+            raise ValueError(f"tensor {quoted(name)} is there more than once; {DAMAGED}")
         extents[name] = extent
     start = -(-cursor.position // alignment) * alignment
     extents = {name: extent._replace(begin=start + extent.begin) for name, extent in extents.items()}
     reached, last = start, ""
     for name, extent in sorted(extents.items(), key=lambda item: (item[1].begin, item[1].size)):
         if extent.begin < reached:
-            raise ValueError(f"tensors {last!r} and {name!r} overlap in the file; {DAMAGED}")
+            raise ValueError(f"tensors {quoted(last)} and {quoted(name)} overlap in the file; {DAMAGED}")
         reached, last = extent.begin + extent.size, name
         if reached > cursor.size:
-            raise ValueError(f"tensor {name!r} ends at byte {reached} but the file at {cursor.size}; {DAMAGED}")
+            raise ValueError(f"tensor {quoted(name)} ends at byte {reached} but the file at {cursor.size}; {DAMAGED}")
     return extents
 
 
@@ -182,18 +184,22 @@ def _tensor(cursor: _Cursor) -> tuple[str, _Extent]:
 
     name, dimensions = cursor.text(), cursor.number("I")
     if dimensions > MOST_DIMENSIONS:
-        raise ValueError(f"tensor {name!r} must have at most {MOST_DIMENSIONS} dimensions, got {dimensions}; {DAMAGED}")
+        raise ValueError(
+            f"tensor {quoted(name)} must have at most {MOST_DIMENSIONS} dimensions, got {dimensions}; {DAMAGED}"
+        )
     shape = tuple(reversed([cursor.number("Q") for _ in range(dimensions)]))
     code, begin = cursor.number("I"), cursor.number("Q")
     if prod(max(length, 1) for length in shape) >= 2**63:
-        raise ValueError(f"tensor {name!r} cannot have shape {shape}; {DAMAGED}")
+        raise ValueError(f"tensor {quoted(name)} cannot have shape {shape}; {DAMAGED}")
     try:
         kind = GGMLQuantizationType(code)
         block, block_bytes = GGML_QUANT_SIZES[kind]
     except (ValueError, KeyError):
-        raise ValueError(f"tensor {name!r} is stored as type {code}, unknown to gguf: pip install -U gguf") from None
+        raise ValueError(
+            f"tensor {quoted(name)} is stored as type {code}, unknown to gguf: pip install -U gguf"
+        ) from None
     if (shape[-1] if shape else 1) % block:
-        raise ValueError(f"tensor {name!r} must have rows in blocks of {block} ({kind.name}), got shape {shape}")
+        raise ValueError(f"tensor {quoted(name)} must have rows in blocks of {block} ({kind.name}), got shape {shape}")
     return name, _Extent(kind, shape, begin, prod(shape) // block * block_bytes)
 
 
@@ -213,4 +219,4 @@ def _decoded(name: str, stored: Any, extent: _Extent) -> Any:
         with np.errstate(all="ignore"):  # NaN and infinity are values like others here
             return np.array(dequantize(rows, extent.type), dtype=np.float32).reshape(extent.shape)
     except NotImplementedError:
-        raise ValueError(f"tensor {name!r} is stored as {extent.type.name}, which gguf cannot decode") from None
+        raise ValueError(f"tensor {quoted(name)} is stored as {extent.type.name}, which gguf cannot decode") from None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from normscope.checks import quoted
 from normscope.models.load import TextBatches, load_tokenizer, read_text, text_batches
 
 
@@ -25,7 +26,7 @@ def read_labelled(path: Path) -> tuple[list[str], list[str]]:
     for label, count in Counter(labels).items():
         if count == 1:
             raise ValueError(
-                f"{path}: each label must occur twice or more, got {label!r} only in line {first_line[label]}: "
+                f"{path}: each label must occur twice or more, got {quoted(label)} only in line {first_line[label]}: "
                 "take out that line, if it is a heading"
             )
     if len(first_line) < 2:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
+from normscope.checks import first_line, quoted
+
 LONGEST_HEADER = 100_000_000  # bytes: the limit of the format's own library
 MOST_DIMENSIONS = 64  # torch's limit
 DAMAGED = "the file is truncated or damaged: copy or download it again"
@@ -58,13 +60,15 @@ class SafetensorsFile:
         try:
             self._reader: Any = safe_open(path, framework="pt")  # maps the file, reads none of its tensors
         except SafetensorError as error:
-            raise ValueError(f"{error}; {DAMAGED}") from None
+            raise ValueError(f"{first_line(error)}; {DAMAGED}") from None
 
     def read(self, name: str) -> torch.Tensor:
         try:
             tensor: torch.Tensor = self._reader.get_tensor(name)
         except (SafetensorError, RuntimeError) as error:
-            raise ValueError(f"tensor {name!r} of dtype {self.dtypes[name]} cannot be read: {error}") from None
+            raise ValueError(
+                f"tensor {quoted(name)} of dtype {self.dtypes[name]} cannot be read: {first_line(error)}"
+            ) from None
         return tensor
 
     def close(self) -> None:
@@ -96,7 +100,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the header is not JSON ({error}); {DAMAGED}") from None
+        raise ValueError(f"the header is not JSON ({first_line(error)}); {DAMAGED}") from None
     if not isinstance(header, dict):
         raise ValueError(f"the header must be a JSON object, got {type(header).__name__}; {DAMAGED}")
     return header, size - 8 - length
@@ -106,7 +110,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) < len(pairs):
         [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"{name!r} is there more than once")
+        raise ValueError(f"{quoted(name)} is there more than once")
     return entries
 
 
@@ -114,7 +118,7 @@ def _metadata(entry: Any) -> dict[str, Any]:
     if entry is None:
         return {}
     if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
-        raise ValueError(f"__metadata__ in the header must map text to text, got {entry!r}; {DAMAGED}")
+        raise ValueError(f"__metadata__ in the header must map text to text, got {quoted(entry)}; {DAMAGED}")
     return entry
 
 
@@ -123,17 +127,19 @@ def _extent(name: str, entry: Any) -> _Extent:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [begin, end]}:
             pass
         case _:
-            raise ValueError(f"tensor {name!r} must have dtype, shape and two data_offsets, got {entry!r}; {DAMAGED}")
+            raise ValueError(
+                f"tensor {quoted(name)} must have dtype, shape and two data_offsets, got {quoted(entry)}; {DAMAGED}"
+            )
     if dtype not in DTYPES:
-        raise ValueError(f"tensor {name!r} must have one of the dtypes {', '.join(DTYPES)}, got {dtype!r}")
+        raise ValueError(f"tensor {quoted(name)} must have one of the dtypes {', '.join(DTYPES)}, got {quoted(dtype)}")
     if len(shape) > MOST_DIMENSIONS or not all(_is_size(number) for number in (*shape, begin, end)):
         raise ValueError(
-            f"tensor {name!r} must have at most {MOST_DIMENSIONS} sizes and offsets that are whole numbers from 0, "
-            f"got shape {shape} and offsets {[begin, end]}; {DAMAGED}"
+            f"tensor {quoted(name)} must have at most {MOST_DIMENSIONS} sizes and offsets, whole numbers from 0, "
+            f"got shape {quoted(shape)} and offsets {quoted([begin, end])}; {DAMAGED}"
         )
     if prod(shape) * DTYPES[dtype][1] != 8 * (end - begin):
         raise ValueError(
-            f"tensor {name!r} of dtype {dtype} and shape {shape} does not fit its {end - begin} bytes "
+            f"tensor {quoted(name)} of dtype {dtype} and shape {quoted(shape)} does not fit its {end - begin} bytes "
             f"(offsets {begin} to {end}); {DAMAGED}"
         )
     return _Extent(dtype, tuple(shape), begin, end)
@@ -147,11 +153,13 @@ def _check_layout(extents: dict[str, _Extent], data_size: int) -> None:
     reached, last = 0, ""
     for name, extent in sorted(extents.items(), key=lambda item: (item[1].begin, item[1].end)):
         if extent.end > data_size:
-            raise ValueError(f"tensor {name!r} ends at byte {extent.end} of {data_size} bytes of data; {DAMAGED}")
+            raise ValueError(f"tensor {quoted(name)} ends at byte {extent.end} of {data_size} bytes of data; {DAMAGED}")
         if extent.begin < reached:
-            raise ValueError(f"tensors {last!r} and {name!r} overlap in the file; {DAMAGED}")
+            raise ValueError(f"tensors {quoted(last)} and {quoted(name)} overlap in the file; {DAMAGED}")
         if extent.begin > reached:
-            raise ValueError(f"bytes {reached} to {extent.begin}, before tensor {name!r}, are no tensor's; {DAMAGED}")
+            raise ValueError(
+                f"bytes {reached} to {extent.begin}, before tensor {quoted(name)}, are no tensor's; {DAMAGED}"
+            )
         reached, last = extent.end, name
     if reached < data_size:
         raise ValueError(f"the last {data_size - reached} bytes of the file are no tensor's; {DAMAGED}")

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
-from normscope.checks import as_count
+from normscope.checks import as_count, quoted, shortened
 from normscope.models.find import find
 from normscope.models.found import FoundNorm, Inventory
 from normscope.models.probe import form_of
@@ -87,7 +87,10 @@ def _named(inventory: Inventory, only: str | Iterable[str] | None) -> set[str] |
     for pattern in [only] if isinstance(only, str) else only:
         matched = {name for name in inventory if fnmatchcase(name, pattern)}
         if not matched:
-            raise ValueError(f"only must name norms of the model, got {pattern!r}; they are {', '.join(inventory)}")
+            raise ValueError(
+                f"only must name norms of the model, got {quoted(pattern)}; they are "
+                f"{shortened(', '.join(inventory), 200)}"
+            )
         named |= matched
     return named
 

@@ -6,10 +6,10 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from normscope.checks import first_line
-from normscope.files import require_writable, write_whole
+from normscope.checks import require_memory, shortened
+from normscope.files import opened_archive, read_member, require_writable, write_whole
 from normscope.separation.selectable import Selectable
-from normscope.separation.storage import certificate_bytes, verify_bytes
+from normscope.separation.storage import NotProvenError, Proven, certificate_bytes, proven_in
 
 ENDINGS = (".zip",)
 
@@ -28,14 +28,18 @@ def save_archive(answers: Mapping[str, Selectable], path: str | os.PathLike[str]
 def verify_archive(path: str | os.PathLike[str]) -> tuple[bool, str]:
     """Whether every file of an archive proves what it says; and why, or which one does not."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            for name in names:
-                holds, reason = verify_bytes(archive.read(name), name)
-                if not holds:
-                    return False, f"{name}: {reason.removeprefix(f'{name} ')}"
-    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
-        return False, f"{path} is not a readable .zip file: {first_line(error)}"
-    if not names:
+        with opened_archive(Path(path), str(path)) as archive:
+            members, parts = archive.infolist(), []
+            for member in members:
+                name = shortened(member.filename, 80)
+                require_memory(member.file_size, member.compress_size, name)
+                try:
+                    parts.append(proven_in(read_member(archive, member), name)[0])
+                except NotProvenError as error:
+                    return False, f"{name}: {str(error).removeprefix(f'{name} ')}"
+    except ValueError as error:
+        return False, str(error)
+    if not members:
         return False, f"{path} holds no certificates"
-    return True, f"{len(names)} sets of keys, every certificate holds"
+    total = Proven(*map(sum, zip(*parts, strict=True)))
+    return True, f"{len(members):,} sets of keys, every certificate holds: {total.in_words()}"

@@ -1,4 +1,4 @@
-"""Are these certificates right? From the keys and the certificates alone: nothing of the solver is used here.
+"""Are these certificates right? From the keys and the certificates alone.
 
 A margin counts if it is above what rounding can do. With the keys centred at any point c, k' = fl(k − c), and scores
 s = q·k' in double precision (unit roundoff u = 2⁻⁵³), in whatever order the d products are added,
@@ -6,9 +6,9 @@ s = q·k' in double precision (unit roundoff u = 2⁻⁵³), in whatever order t
     |(sᵢ − sⱼ) − q·(kᵢ − kⱼ)|  ≤  2(d + 4)·u·Σₖ |qₖ|·maxⱼ|k'ⱼₖ|
 
 A margin that is not above it is computed again without rounding. A bias is one more channel, of weight 1 in the query.
+So a query that counts is a proof. Weights are judged in `hull_proofs`: wrong, a proof, or a near tie.
 
-Weights count if none is negative, their sum is 1, and Σλk − kᵢ is rounding: in every channel below 32(d + 4)·u of the
-largest |k'|. With a bias, Σλb ≥ bᵢ up to the same.
+Nothing of the solver is imported here. The solver imports `margins` and `residuals`, to drop what would not count.
 """
 
 from collections.abc import Iterator
@@ -20,20 +20,86 @@ from numpy.typing import NDArray
 
 from normscope.checks import Floats
 from normscope.separation.certificates import Certificates, Ints
+from normscope.separation.hull_proofs import NEAR_TIE, UNIT, WRONG, Verdicts, judged, tolerance
 
-UNIT = 2.0**-53
 BLOCK = 2**16  # scores at a time
+ENTRIES = 2**21  # terms of weighted sums at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """What is found out about certificates, to be held against what is said of them."""
+
+    fault: str | None  # the first thing that is wrong; the rest is about certificates that are right
+    near_ties: NDArray[np.bool_]  # of the weights, those that rounding decides
+    margins: tuple[Floats, Floats]  # of the queries, and how far they may be off
+    residuals: tuple[Floats, Floats]  # of the weights, and how far they may be off
+
+
+def checked(keys: Floats, bias: Floats | None, certificates: Certificates) -> Checked:
+    """Whether every certificate for keys (..., n, d) is right."""
+    c = certificates
+    fault = next(shape_faults(keys, c), None)
+    if fault is not None:
+        return nothing_but(fault)
+    points = lifted(keys, bias)
+    queries = c.queries if bias is None else np.column_stack([c.queries, np.ones(len(c.queries))])
+    shown = margins(points, c.query_keys, queries)
+    reproduced = residuals(points, bias is not None, c.weight_keys, c.starts, c.indices, c.weights)
+    proofs = judged_sets(points, bias is not None, c.weight_keys, c.starts, c.indices, c.weights)
+    fault = first_wrong(
+        keys.shape[:-1],
+        ("the query of key {} does not prefer it to all others", c.query_keys, shown.proven),
+        ("the weights of key {} do not reproduce it", c.weight_keys, proofs != WRONG),
+    )
+    return Checked(
+        fault, proofs == NEAR_TIE, (shown.least, 2 * shown.rounding), (reproduced.length, reproduced.rounding)
+    )
+
+
+def nothing_but(fault: str) -> Checked:
+    nothing = np.zeros(0)
+    return Checked(fault, np.zeros(0, bool), (nothing, nothing), (nothing, nothing))
 
 
 def first_fault(
-    keys: Floats,
-    bias: Floats | None,
-    mask: NDArray[np.bool_],
-    degenerate: NDArray[np.bool_],
-    certificates: Certificates,
+    found: Checked, mask: NDArray[np.bool_], degenerate: NDArray[np.bool_], certificates: Certificates
 ) -> str | None:
-    """The first thing that is wrong with the answers for keys (..., n, d); None if each one has its proof."""
-    return next(_faults(keys, bias, mask, degenerate, certificates), None)
+    """The first thing that is wrong with verdicts whose certificates were checked; None if each one has its proof."""
+    if found.fault is not None:
+        return found.fault
+    c = certificates
+    if not (mask.shape == degenerate.shape == c.shape):
+        return f"mask and degenerate must have shape {c.shape}, as the keys have"
+    wins, unsure = np.zeros(mask.size, bool), np.ones(mask.size, bool)
+    wins[c.query_keys], unsure[c.query_keys], unsure[c.weight_keys] = True, False, found.near_ties
+    everything = np.arange(mask.size)
+    return first_wrong(
+        mask.shape,
+        ("key {} is called selectable without a query", everything, ~mask.ravel() | wins),
+        ("key {} is called unselectable although it has a query", everything, mask.ravel() | ~wins),
+        ("key {} is open or a near tie, and is not marked degenerate", everything, degenerate.ravel() | ~unsure),
+        ("the query of key {} prefers it by another margin than it says", c.query_keys, _is(c.margins, found.margins)),
+        (
+            "the weights of key {} leave another residual than they say",
+            c.weight_keys,
+            _is(c.residuals, found.residuals),
+        ),
+    )
+
+
+def _is(said: Floats, found: tuple[Floats, Floats]) -> NDArray[np.bool_]:
+    with np.errstate(invalid="ignore"):  # one key alone wins by an endless margin
+        return np.asarray((said == found[0]) | (np.abs(said - found[0]) <= found[1]))
+
+
+def first_wrong(shape: tuple[int, ...], *facts: tuple[str, Ints, NDArray[np.bool_]]) -> str | None:
+    """The first fact, of numbered keys in a batch of that shape, that is not so."""
+    for what, numbers, right in facts:
+        if not right.all():
+            place = np.unravel_index(int(numbers[~right][0]), shape)
+            return what.format(", ".join(str(entry) for entry in place))
+    return None
 
 
 def lifted(keys: Floats, bias: Floats | None) -> Floats:
@@ -73,8 +139,8 @@ def margins(keys: Floats, rows: Ints, queries: Floats) -> Margins:
 @dataclass(frozen=True, eq=False)
 class Residuals:
     length: Floats  # |Σλk − kᵢ|
-    right: NDArray[np.bool_]  # whether it is rounding in every channel, and the weights are convex
-    rounding: Floats  # a length that is rounding
+    right: NDArray[np.bool_]  # whether it is rounding in every channel, with room to spare, and the weights are convex
+    rounding: Floats  # how far length may be off
 
 
 def residuals(keys: Floats, biased: bool, rows: Ints, starts: Ints, indices: Ints, weights: Floats) -> Residuals:
@@ -105,52 +171,19 @@ def residuals(keys: Floats, biased: bool, rows: Ints, starts: Ints, indices: Int
     )
 
 
-def form_faults(
-    keys: Floats, mask: NDArray[np.bool_], degenerate: NDArray[np.bool_], certificates: Certificates
-) -> Iterator[str]:
-    """Whether there is one certificate of the right kind for every verdict, before any of them is looked at."""
-    yield from _shape_faults(keys, mask, degenerate, certificates)
-    wins, loses = np.zeros(mask.size, bool), np.zeros(mask.size, bool)
-    wins[certificates.query_keys], loses[certificates.weight_keys] = True, True
-    for name, wrong in (
-        ("is called selectable without a query", mask.ravel() & ~wins),
-        ("is called unselectable although it has a query", ~mask.ravel() & wins),
-        ("has both a query and weights", wins & loses),
-        ("has no certificate and is not marked degenerate", ~wins & ~loses & ~degenerate.ravel()),
-    ):
-        if wrong.any():
-            yield f"key {place_of(np.flatnonzero(wrong)[0], mask.shape)} {name}"
-
-
-def _faults(
-    keys: Floats,
-    bias: Floats | None,
-    mask: NDArray[np.bool_],
-    degenerate: NDArray[np.bool_],
-    certificates: Certificates,
-) -> Iterator[str]:
-    """To be asked for the first only: each check relies on those before it."""
-    yield from form_faults(keys, mask, degenerate, certificates)
-    points, c = lifted(keys, bias), certificates
-    queries = c.queries if bias is None else np.column_stack([c.queries, np.ones(len(c.queries))])
-    found = margins(points, c.query_keys, queries)
-    reproduced = residuals(points, bias is not None, c.weight_keys, c.starts, c.indices, c.weights)
-    for what, numbers, right in (
-        ("the query of key {} does not prefer it to all others", c.query_keys, found.proven),
-        (
-            "the query of key {} prefers it by less than its margin says",
-            c.query_keys,
-            c.margins <= found.least + 2 * found.rounding,
-        ),
-        ("the weights of key {} do not reproduce it", c.weight_keys, reproduced.right),
-        (
-            "the weights of key {} leave another residual than they say",
-            c.weight_keys,
-            np.abs(c.residuals - reproduced.length) <= reproduced.rounding,
-        ),
-    ):
-        if not right.all():
-            yield what.format(place_of(numbers[~right][0], mask.shape))
+def judged_sets(keys: Floats, biased: bool, rows: Ints, starts: Ints, indices: Ints, weights: Floats) -> Verdicts:
+    """What the weights of each row prove, with arguments as above: WRONG, NEAR_TIE or PROVEN."""
+    points, count = keys.reshape(-1, keys.shape[-1]), keys.shape[-2]
+    lengths, verdicts = np.diff(starts), np.zeros(len(rows), np.int8)
+    for length in np.unique(lengths):
+        some = np.flatnonzero(lengths == length)
+        step = max(1, BLOCK // int(length * points.shape[1]))
+        for part in (some[start : start + step] for start in range(0, len(some), step)):
+            entries = starts[part, None] + np.arange(length)
+            own, named = rows[part], (rows[part] // count * count)[:, None] + indices[entries]
+            found = judged(points[own], points[named], weights[entries], biased)
+            verdicts[part] = np.where((named == own[:, None]).any(axis=1), WRONG, found)
+    return verdicts
 
 
 def _groups(sets: Floats, rows: Ints) -> Iterator[tuple[slice, slice, int]]:
@@ -213,19 +246,31 @@ def _residuals_together(
     if not len(rows):
         return Residuals(np.zeros(0), np.zeros(0, bool), np.zeros(0))
     count, channels = sets.shape[1:]
-    centred, widest, exponents = _centred(sets)
-    tolerance = 32 * (channels + 4) * UNIT
+    exponents = 1 + _exponents(sets.transpose(1, 0, 2).reshape(count, -1)).reshape(-1, channels)
+    keys = np.ldexp(sets, -exponents[:, None])
+    share = tolerance(channels)
     owner, own_row = np.divmod(rows, count)
     lengths = np.diff(starts)
-    named = centred[np.repeat(owner, lengths), indices]
-    missing = np.add.reduceat(weights[:, None] * named, starts[:-1]) - centred[owner, own_row]
-    if biased:
-        missing[:, -1] = np.minimum(missing[:, -1], 0.0)
-    right = (np.abs(missing) <= tolerance * widest[owner]).all(axis=1)
-    right &= np.abs(np.add.reduceat(weights, starts[:-1]) - 1) <= tolerance
-    right &= ~np.logical_or.reduceat((weights < 0) | (indices == np.repeat(own_row, lengths)), starts[:-1])
-    rounding = tolerance * _lengths(widest, exponents)
-    return Residuals(_lengths(missing, exponents[owner]), right, rounding[owner])
+    length, rounding, right = np.empty(len(rows)), np.empty(len(rows)), np.empty(len(rows), bool)
+    step = max(1, ENTRIES // int(lengths.max() * channels))
+    for start in range(0, len(rows), step):
+        part = slice(start, min(len(rows), start + step))
+        entries = slice(starts[start], starts[part.stop])
+        begin, whose, powers = (
+            starts[part] - starts[start],
+            np.repeat(owner[part], lengths[part]),
+            exponents[owner[part]],
+        )
+        own, shares = np.repeat(own_row[part], lengths[part]), weights[entries]
+        terms = shares[:, None] * (keys[whose, indices[entries]] - keys[whose, own])
+        missing, size = np.add.reduceat(terms, begin), np.add.reduceat(np.abs(terms), begin)
+        if biased:
+            missing[:, -1] = np.minimum(missing[:, -1], 0.0)
+        right[part] = (np.abs(missing) <= share / 2 * size).all(axis=1)
+        right[part] &= np.abs(np.add.reduceat(shares, begin) - 1) <= share / 2
+        right[part] &= ~np.logical_or.reduceat((shares <= 0) | (indices[entries] == own), begin)
+        length[part], rounding[part] = _lengths(missing, powers), share * _lengths(size, powers)
+    return Residuals(length, right, rounding)
 
 
 def _centred(sets: Floats) -> tuple[Floats, Floats, Ints]:
@@ -274,13 +319,14 @@ def _exact_score(key: Floats, weights: list[Fraction]) -> Fraction:
     return sum((Fraction(entry) * weight for entry, weight in zip(key.tolist(), weights, strict=True)), Fraction(0))
 
 
-def _shape_faults(
-    keys: Floats, mask: NDArray[np.bool_], degenerate: NDArray[np.bool_], certificates: Certificates
-) -> Iterator[str]:
-    """What would make the arrays unreadable: checked first, because they may come from a file."""
+def shape_faults(keys: Floats, certificates: Certificates) -> Iterator[str]:
+    """What would make the arrays unreadable: asked for the first only, because they may come from a file."""
     shape, c = keys.shape[:-1], certificates
-    if not (mask.shape == degenerate.shape == c.shape == shape):
-        yield f"mask, degenerate and certificates must have shape {shape}, as the keys have"
+    if c.shape != shape:
+        yield f"certificates must have shape {shape}, as the keys have"
+    for numbers in (c.query_keys, c.weight_keys, c.starts, c.indices, c.weights):
+        if numbers.ndim != 1:
+            yield "numbers of keys, starts, indices and weights must be plain lists"
     if c.queries.shape != (len(c.query_keys), keys.shape[-1]) or c.margins.shape != c.query_keys.shape:
         yield "there must be one query with its margin per selectable key"
     if c.starts.shape != (len(c.weight_keys) + 1,) or c.residuals.shape != c.weight_keys.shape:
@@ -290,17 +336,16 @@ def _shape_faults(
     if (np.diff(c.starts) < 1).any() or ((c.indices < 0) | (c.indices >= shape[-1])).any():
         yield "weights must name one or more keys of their own problem"
     for numbers in (c.query_keys, c.weight_keys):
-        if (np.diff(numbers) <= 0).any() or ((numbers < 0) | (numbers >= mask.size)).any():
-            yield f"certificates must be in the order of the keys, one for each of {mask.size} at most"
+        if (np.diff(numbers) <= 0).any() or ((numbers < 0) | (numbers >= np.prod(shape))).any():
+            yield f"certificates must be in the order of the keys, one for each of {np.prod(shape)} at most"
     if not (np.isfinite(c.queries).all() and np.isfinite(c.weights).all()):
         yield "queries and weights must be finite"
+    both = np.intersect1d(c.query_keys, c.weight_keys)
+    if len(both):
+        yield f"key {np.unravel_index(int(both[0]), shape)[-1]} has both a query and weights"
 
 
 def rows_of(numbers: Ints, problem: int, count: int) -> slice:
     """Which of the ascending key numbers belong to one problem."""
     start, stop = np.searchsorted(numbers, [problem * count, (problem + 1) * count])
     return slice(int(start), int(stop))
-
-
-def place_of(key: int, shape: tuple[int, ...]) -> str:
-    return ", ".join(str(entry) for entry in np.unravel_index(int(key), shape))

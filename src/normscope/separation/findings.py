@@ -2,11 +2,11 @@
 
     wins      a hidden vector prefers the token to all others: the token's own direction in a frame, or a stored vector
     never     weights of other tokens show that none does
-    tied      never, but only just: twins, and weighted means of a few others
+    tied      none does either, but the token equals another one, or its weights hold only up to rounding
     open      nothing has been shown yet
 
-A file of findings is an .npz file of plain arrays. It does not hold the table, but its SHA-256, and words on where it
-came from.
+A file of findings is an .npz file of plain arrays: verdicts and their certificates, nothing else. It does not hold the
+table, but its SHA-256, and words on where it came from.
 """
 
 import io
@@ -21,14 +21,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.checks import Floats, first_line
+from normscope.checks import Floats, first_line, quoted
 from normscope.files import npz_arrays, require_writable, said_format, write_whole
 from normscope.separation.certificates import Ints
 from normscope.separation.frame import Frame
 
-FORMAT = "normscope vocab 1"
+FORMAT = "normscope vocab 2"
 ENDINGS = (".npz",)
 OPEN, WINS, NEVER, TIED = 0, 1, 2, 3
+KINDS = {"verdict": "i", "power": "f", "query_tokens": "i", "weight_tokens": "i", "starts": "i", "indices": "i"}
+KINDS |= {"weights": "f"}
+OPTIONAL = dict.fromkeys(("queries", "center", "axes", "variances"), "f")
 
 
 @dataclass(eq=False)
@@ -37,11 +40,11 @@ class Answers:
 
     verdict: NDArray[np.int8]
     power: Floats  # of the coordinates in which a token wins along itself; 0 where that is not its certificate
-    asked: NDArray[np.bool_]  # by the exact method, so that it need not be asked again if it is still open
+    asked: NDArray[np.bool_]  # by the exact method in this run, so that it is not asked again if it is still open
     queries: dict[int, Floats] = field(default_factory=dict)  # a hidden vector, or the u of a reachable one
     weights: dict[int, tuple[Ints, Floats]] = field(default_factory=dict)
     frame: Frame | None = None
-    passed: list[float] = field(default_factory=list)  # powers in which all tokens have been asked
+    passed: list[float] = field(default_factory=list)  # powers in which all tokens have been asked in this run
 
     def open(self) -> Ints:
         return np.flatnonzero(self.verdict == OPEN)
@@ -52,8 +55,9 @@ class Answers:
     def win(self, token: int, query: Floats) -> None:
         self.verdict[token], self.queries[token] = WINS, query
 
-    def lose(self, token: int, indices: Ints, weights: Floats, *, tied: bool) -> None:
-        self.verdict[token], self.weights[token] = TIED if tied else NEVER, (indices, weights)
+    def lose(self, token: int, indices: Ints, weights: Floats, verdict: int) -> None:
+        """With what the weights show: NEVER or TIED."""
+        self.verdict[token], self.weights[token] = verdict, (indices, weights)
 
 
 @dataclass(eq=False)
@@ -103,17 +107,15 @@ def _arrays(answers: Answers) -> dict[str, NDArray[Any]]:
     arrays: dict[str, NDArray[Any]] = {
         "verdict": answers.verdict,
         "power": answers.power,
-        "asked": answers.asked,
         "query_tokens": np.array(sorted(answers.queries), np.int64),
         "weight_tokens": np.array(tokens, np.int64),
         "starts": np.cumsum([0, *(len(indices) for indices, _ in some)], dtype=np.int64),
         "indices": np.concatenate([np.zeros(0, np.int64), *(indices for indices, _ in some)]),
         "weights": np.concatenate([np.zeros(0), *(weights for _, weights in some)]),
-        "passed": np.array(answers.passed, np.float64),
     }
     if answers.queries:
         arrays["queries"] = np.array([answers.queries[token] for token in sorted(answers.queries)])
-    if answers.frame is not None:
+    if answers.frame is not None and answers.power.any():
         arrays |= {name: getattr(answers.frame, name) for name in ("center", "axes", "variances")}
     return arrays
 
@@ -147,7 +149,7 @@ def load_findings(path: str | os.PathLike[str]) -> Stored:
         raise ValueError(f"{path} can't be read: {first_line(error)}") from None
     try:
         if str(arrays["format"]) != FORMAT:
-            raise ValueError(f"it says {str(arrays['format'])!r}")
+            raise ValueError(f"it says {quoted(str(arrays['format']))}")
         source = json.loads(str(arrays["source"]))
         plain = _answers(arrays, "plain")
         asked = "reachable_verdict" in arrays
@@ -155,45 +157,59 @@ def load_findings(path: str | os.PathLike[str]) -> Stored:
         matching = not asked or len(arrays["reachable_verdict"]) == len(plain.verdict)
         if not matching or not isinstance(source, dict):
             raise ValueError("its parts do not belong together")
+        questions = ("plain", "reachable") if asked else ("plain",)
+        known = {
+            "format",
+            "sha256",
+            "source",
+            *(f"{question}_{name}" for question in questions for name in KINDS | OPTIONAL),
+        }
+        others = sorted(arrays.keys() - known)
+        if others:
+            raise ValueError(f"it must hold nothing that proves nothing, got an array {quoted(others[0])}")
         return Stored(findings, str(arrays["sha256"]), source)
-    except (KeyError, ValueError, IndexError) as error:
+    except (KeyError, ValueError, IndexError, RecursionError) as error:
         raise ValueError(f"{path} must hold what normscope vocab saves ({FORMAT}): {first_line(error)}") from None
 
 
 def _answers(arrays: Mapping[str, NDArray[Any]], question: str) -> Answers:
     """Answers from arrays, of which only kinds, shapes and ranges are believed once they are checked."""
-    kinds = {"verdict": "i", "power": "f", "asked": "b", "query_tokens": "i", "weight_tokens": "i", "starts": "i"}
-    kinds |= {"indices": "i", "weights": "f", "passed": "f"}
-    optional = {name: "f" for name in ("queries", "center", "axes", "variances") if f"{question}_{name}" in arrays}
-    mine = {name: arrays[f"{question}_{name}"] for name in kinds | optional}
-    for name, kind in (kinds | optional).items():
+    optional = {name: kind for name, kind in OPTIONAL.items() if f"{question}_{name}" in arrays}
+    mine = {name: arrays[f"{question}_{name}"] for name in KINDS | optional}
+    for name, kind in (KINDS | optional).items():
         if mine[name].dtype.kind != kind or not np.isfinite(mine[name]).all():
-            raise ValueError(f"{question}_{name} is not what it should be")
+            raise ValueError(f"{question}_{name} must be finite, of kind {kind!r}, got {mine[name].dtype}")
+    if any(mine[name].ndim != 1 for name in KINDS):
+        raise ValueError(f"the arrays of {question} must be plain lists")
     count, starts = len(mine["verdict"]), mine["starts"]
-    shaped = mine["verdict"].shape == mine["power"].shape == mine["asked"].shape == (count,)
+    shaped = mine["power"].shape == (count,)
     shaped &= starts.shape == (len(mine["weight_tokens"]) + 1,) and mine["indices"].shape == mine["weights"].shape
     shaped &= starts[0] == 0 and starts[-1] == len(mine["weights"]) and bool((np.diff(starts) >= 1).all())
     shaped &= len(mine.get("queries", ())) == len(mine["query_tokens"])
     for name in ("query_tokens", "weight_tokens", "indices"):
-        shaped &= mine[name].ndim == 1 and bool(((mine[name] >= 0) & (mine[name] < count)).all())
+        shaped &= bool(((mine[name] >= 0) & (mine[name] < count)).all())
+        shaped &= name == "indices" or bool((np.diff(mine[name]) > 0).all())
     if not shaped or not np.isin(mine["verdict"], (OPEN, WINS, NEVER, TIED)).all():
         raise ValueError(f"the arrays of {question} do not belong together")
     frame = None
     if "center" in mine:
         frame = Frame(mine["center"], mine["axes"], mine["variances"])
-        right = frame.axes.shape == (*frame.center.shape, *frame.variances.shape) and len(frame.variances)
-        if not right or not (frame.variances > 0).all():
-            raise ValueError(f"the frame of {question} is not what it should be")
+        right = frame.variances.ndim == 1 and frame.axes.shape == (*frame.center.shape, *frame.variances.shape)
+        if not right or not frame.axes.size or not (frame.variances > 0).all() or not mine["power"].any():
+            raise ValueError(
+                f"the frame of {question} must have axes with variances, for tokens that win along themselves"
+            )
+    elif optional.keys() - {"queries"}:
+        raise ValueError(f"the frame of {question} must have a center")
     parts = [slice(start, stop) for start, stop in pairwise(starts.tolist())]
     return Answers(
         verdict=mine["verdict"].astype(np.int8),
         power=mine["power"].astype(np.float64),
-        asked=mine["asked"],
+        asked=np.zeros(count, bool),
         queries=dict(zip(mine["query_tokens"].tolist(), mine.get("queries", ()), strict=True)),
         weights={
             token: (mine["indices"][part].astype(np.int64), mine["weights"][part])
             for token, part in zip(mine["weight_tokens"].tolist(), parts, strict=True)
         },
         frame=frame,
-        passed=mine["passed"].tolist(),
     )

@@ -5,6 +5,7 @@ length of the gradient of βₐ is the distance to the face opposite corner a. I
 every corner, the key is inside whatever the last digits are. A ray counts as a corner at infinity: (ray, 0).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,34 +25,40 @@ class Inside:
     depth: Floats  # (m,): least distance to a face, over the longest point; ≤ 0 or NaN: not inside
 
 
-def inside_simplex(whitened: Whitened, rows: Ints, supports: Ints) -> Inside:
-    """Weights of keys[rows] in the simplices of supports (m, r + 1); number n in a support is the ray."""
+def inside_simplex(whitened: Whitened, keys_at: Callable[[Ints], Floats], rows: Ints, supports: Ints) -> Inside:
+    """Weights of keys in rows (m,) in the simplices of supports (m, r + 1); number n in a support is the ray.
+
+    keys_at gives the keys themselves, which the whitened ones round.
+    """
     weights, depth = np.zeros(supports.shape), np.full(len(rows), -1.0)
     step = max(1, BLOCK // supports.shape[1] ** 2)
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        weights[part], depth[part] = _some_inside(whitened, rows[part], supports[part])
+        weights[part], depth[part] = _some_inside(whitened, keys_at, rows[part], supports[part])
     return Inside(weights, depth)
 
 
-def _some_inside(whitened: Whitened, rows: Ints, supports: Ints) -> tuple[Floats, Floats]:
+def _some_inside(
+    whitened: Whitened, keys_at: Callable[[Ints], Floats], rows: Ints, supports: Ints
+) -> tuple[Floats, Floats]:
     count, rank = whitened.points.shape
     is_ray = supports == count
     corners = _corners(whitened.points, whitened.ray, supports, is_ray)  # (m, r + 1, r + 1)
-    around = None
-    if whitened.ray is not None:
-        size = np.sqrt(rank) / np.linalg.norm(whitened.back[-1])
-        around = np.append(np.zeros(whitened.centred.shape[1] - 1), -size)
-    among_centred = _corners(whitened.centred, around, supports, is_ray)
     try:
         inverse: Floats = np.linalg.inv(corners.transpose(0, 2, 1)).astype(np.float64, copy=False)
     except np.linalg.LinAlgError:
         return np.zeros(supports.shape), np.full(len(rows), -1.0)
     weights = _apply(inverse, _homogeneous(whitened.points[rows]))
-    # Refined against the keys before whitening, whose residual is what a certificate is judged by.
+    # Refined against what the keys differ by, without whitening, which is what a certificate is judged by.
+    named = np.ldexp(keys_at(np.where(is_ray, 0, supports).ravel()), -whitened.exponents)
+    differences = named.reshape(*supports.shape, -1) - np.ldexp(keys_at(rows), -whitened.exponents)[:, None]
+    if whitened.ray is not None:
+        differences[is_ray] = 0.0
+        differences[is_ray, -1] = -np.sqrt(rank) / np.linalg.norm(whitened.back[-1])
     for _ in range(REFINEMENTS):
-        missing = _homogeneous(whitened.centred[rows]) - np.einsum("ma,mak->mk", weights, among_centred)
-        weights += _apply(inverse, np.column_stack([missing[:, :-1] @ whitened.back, missing[:, -1]]))
+        lacking = 1 - np.where(is_ray, 0.0, weights).sum(axis=1, keepdims=True)
+        missing = lacking * whitened.centred[rows] - np.einsum("ma,mak->mk", weights, differences)
+        weights += _apply(inverse, np.column_stack([missing @ whitened.back, lacking]))
     with np.errstate(all="ignore"):
         depth = weights / np.linalg.norm(inverse[:, :, :rank], axis=2) / whitened.longest()
     return weights, depth.min(axis=1)

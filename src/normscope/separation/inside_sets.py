@@ -1,6 +1,7 @@
 """Keys of many sets inside simplices of other keys: `inside_simplex`, where each key is of its own set."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from normscope.checks import Floats
 from normscope.separation.certificates import Ints
@@ -8,22 +9,28 @@ from normscope.separation.inside import BLOCK, REFINEMENTS, Inside
 from normscope.separation.whitened_sets import WhitenedSets
 
 
-def inside_simplices(whitened: WhitenedSets, owner: Ints, rows: Ints, supports: Ints) -> Inside:
-    """Weights of keys rows (a,) of sets owner (a,) in the simplices of supports (a, r + 1); number n is the ray."""
-    rank = whitened.points.shape[2]
+def inside_simplices(whitened: WhitenedSets, keys: Floats, owner: Ints, rows: Ints, supports: Ints) -> Inside:
+    """Weights of keys rows (a,) of sets owner (a,) in the simplices of supports (a, r + 1); number n is the ray.
+
+    keys (m, n, D) are those of the sets that are whitened.
+    """
+    count, rank = whitened.points.shape[1:]
     points = _homogeneous(whitened.points, whitened.ray)
-    around = None
-    if whitened.ray is not None:
-        around = np.zeros(whitened.exponents.shape)
-        around[:, -1] = -np.sqrt(rank) / np.linalg.norm(whitened.back[:, -1], axis=1)
-    centred = _homogeneous(whitened.centred, around)
+    scaled = np.ldexp(keys, -whitened.exponents[:, None])
     weights, depth = np.zeros(supports.shape), np.full(len(rows), -1.0)
-    step = max(1, BLOCK // (centred.shape[2] * supports.shape[1]))
+    step = max(1, BLOCK // ((keys.shape[2] + 1) * supports.shape[1]))
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        some, own, corners = owner[part], (owner[part], rows[part]), (owner[part, None], supports[part])
+        some, own, corners = owner[part], (owner[part], rows[part]), supports[part]
+        is_ray = corners == count
+        differences = scaled[some[:, None], np.where(is_ray, 0, corners)] - scaled[own][:, None]
+        if whitened.ray is not None:
+            length = -np.sqrt(rank) / np.linalg.norm(whitened.back[some, -1], axis=1)
+            differences[is_ray] = 0.0
+            differences[..., -1] += np.where(is_ray, length[:, None], 0.0)
         with np.errstate(all="ignore"):  # what leaves the range of floats is not inside
-            found = _some_inside(points[own], points[corners], centred[own], centred[corners], whitened.back[some])
+            around = (points[own], points[some[:, None], corners], whitened.centred[own])
+            found = _some_inside(*around, differences, is_ray, whitened.back[some])
             if found is not None:
                 weights[part], inverse = found
                 faces = weights[part] / np.linalg.norm(inverse[:, :, :rank], axis=2)
@@ -42,7 +49,7 @@ def _homogeneous(points: Floats, ray: Floats | None) -> Floats:
 
 
 def _some_inside(
-    points: Floats, corners: Floats, centred: Floats, among_centred: Floats, back: Floats
+    points: Floats, corners: Floats, centred: Floats, differences: Floats, is_ray: NDArray[np.bool_], back: Floats
 ) -> tuple[Floats, Floats] | None:
     """Weights (a, r + 1) of points (a, r + 1) in their corners (a, r + 1, r + 1), and the inverses that gave them."""
     try:
@@ -50,11 +57,12 @@ def _some_inside(
     except np.linalg.LinAlgError:
         return None
     weights = _apply(inverse, points)
-    # Refined against the keys before whitening, whose residual is what a certificate is judged by.
+    # Refined against what the keys differ by, without whitening, which is what a certificate is judged by.
     for _ in range(REFINEMENTS):
-        missing = centred - _apply(among_centred.transpose(0, 2, 1), weights)
-        whitened = _apply(back.transpose(0, 2, 1), missing[:, :-1])
-        weights += _apply(inverse, np.column_stack([whitened, missing[:, -1]]))
+        lacking = 1 - np.where(is_ray, 0.0, weights).sum(axis=1, keepdims=True)
+        missing = lacking * centred - _apply(differences.transpose(0, 2, 1), weights)
+        whitened = _apply(back.transpose(0, 2, 1), missing)
+        weights += _apply(inverse, np.column_stack([whitened, lacking]))
     return weights, inverse
 
 

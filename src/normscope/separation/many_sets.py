@@ -16,7 +16,7 @@ from normscope.separation.checking import margins, residuals
 from normscope.separation.inside_sets import inside_simplices
 from normscope.separation.joining import joined, placed
 from normscope.separation.nearest_sets import MOST_KEYS, have_twins, verdicts
-from normscope.separation.solve import CLEAR, solve
+from normscope.separation.solve import CLEAR, SURE, solve
 from normscope.separation.whitened_sets import WhitenedSets, whiten_sets
 from normscope.separation.wolfe import INSIDE, OPEN
 
@@ -72,7 +72,7 @@ def _shown(keys: Floats, whitened: WhitenedSets) -> Shown:
     by_query = margins(keys, won, queries)
 
     owner, rows = np.nonzero(found.status == INSIDE)
-    owner, rows, supports, weights = _clearly_inside(whitened, owner, rows, found.supports[owner, rows])
+    owner, rows, supports, weights = _clearly_inside(whitened, keys, owner, rows, found.supports[owner, rows])
     lost = owner * shape[1] + rows
     named = supports < shape[1]  # not the ray
     shares = weights / np.where(named, weights, 0.0).sum(axis=1, keepdims=True)
@@ -97,14 +97,16 @@ def _shown(keys: Floats, whitened: WhitenedSets) -> Shown:
     return Shown(np.asarray(clear.all(axis=1)), degenerate, certificates)
 
 
-def _clearly_inside(whitened: WhitenedSets, owner: Ints, rows: Ints, supports: Ints) -> tuple[Ints, Ints, Ints, Floats]:
+def _clearly_inside(
+    whitened: WhitenedSets, keys: Floats, owner: Ints, rows: Ints, supports: Ints
+) -> tuple[Ints, Ints, Ints, Floats]:
     """Those of the keys that are clearly inside the simplex of their support, with it and their weights."""
     corners = whitened.points.shape[2] + 1
     whole = supports[:, corners - 1] >= 0
     owner, rows, supports = owner[whole], rows[whole], supports[whole, :corners]
-    inside = inside_simplices(whitened, owner, rows, supports)
+    inside = inside_simplices(whitened, keys, owner, rows, supports)
     sets, place = np.unique(owner, return_inverse=True)
-    deep = inside.depth > np.maximum(NEAR, whitened.noise(sets))[place]
+    deep = inside.depth > np.maximum(NEAR, SURE * whitened.noise(sets))[place]
     return owner[deep], rows[deep], supports[deep], inside.weights[deep]
 
 

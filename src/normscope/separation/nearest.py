@@ -4,20 +4,21 @@ What Wolfe's method leaves unclear is asked again among the few rivals that matt
 weights found among some rivals are weights, and a vector counts if the checker finds that it beats all.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normscope.checks import Floats
 from normscope.separation.certificates import Ints
+from normscope.separation.findings import NEVER, OPEN, TIED
 from normscope.separation.inside import inside_simplex
 from normscope.separation.rational import Budget
-from normscope.separation.scores import LANES, tiles_of
+from normscope.separation.scores import tiles_of
 from normscope.separation.settle import settle
-from normscope.separation.solve import CLEAR, EXACT_ENTRIES
+from normscope.separation.solve import EXACT_ENTRIES
 from normscope.separation.table import View
-from normscope.separation.table_checking import reproduces
+from normscope.separation.table_checking import verdict_of
 from normscope.separation.whitening import Whitened, whiten
 from normscope.separation.wolfe import INSIDE, SEPARATED, WITNESSED, Cloud, Known, nearest_points
 
@@ -28,11 +29,11 @@ ROUNDS = 8  # in which those that were missed are taken in
 
 @dataclass(frozen=True, eq=False)
 class Weighted:
-    """Weights of others that give a token's point; tied if not by far enough to be sure of small changes."""
+    """Weights of others that give a token's point, and what they show: NEVER or TIED."""
 
     indices: Ints
     weights: Floats
-    tied: bool
+    verdict: int
 
 
 class NearestPoints:
@@ -47,15 +48,18 @@ class NearestPoints:
 
     def ask(self, token: int, rival: int) -> Floats | Weighted | None:
         """A vector that may prefer the token, weights that rule out all vectors, or neither."""
+        tied: Weighted | None = None
         for start in dict.fromkeys([rival, *self._other_starts(token)]):
             status, direction, support = self._search(token, start)
             self._ends[token] = direction, support
             if status in (SEPARATED, WITNESSED):
                 return self._vector(self._whitened.queries(direction[None])[0])
             found = self._weighted(token, support) if status == INSIDE else None
-            if found is not None:
+            if found is not None and found.verdict == NEVER:
                 return found
-        return self.ask_again(token)
+            tied = tied or found
+        again = self.ask_again(token)
+        return tied if again is None or (isinstance(again, Weighted) and again.verdict == TIED and tied) else again
 
     def _search(self, token: int, start: int) -> tuple[int, Floats, Ints]:
         """Status, direction and support."""
@@ -70,9 +74,10 @@ class NearestPoints:
     def ask_again(self, token: int) -> Floats | Weighted | None:
         """The same for a near tie, among the rivals that matter."""
         points = self._whitened.points
-        twin = self._if_right(token, np.array([nearest_to(points, self.squares, token)]), np.ones(1), tied=True)
-        if twin is not None:  # rows may be told apart by rounding only
-            return twin
+        if self._view.reachable:  # rows that differ may be the same to all reachable vectors
+            twin = self._if_right(token, np.array([nearest_to(points, self.squares, token)]), np.ones(1))
+            if twin is not None:
+                return twin
         direction, support = self._ends[token]
         # Along the direction that was found, near ties are ahead; without one, it is the nearest that matter.
         ahead = points @ direction if direction.any() else 2 * (points @ points[token]) - self.squares
@@ -86,7 +91,7 @@ class NearestPoints:
             if settled.query is None:
                 assert settled.indices is not None
                 assert settled.weights is not None
-                return self._if_right(token, few[settled.indices - 1], settled.weights, tied=True)
+                return self._if_right(token, few[settled.indices - 1], settled.weights)
             missed = np.setdiff1d(self._ahead(token, settled.query), few)
             if not len(missed):
                 return self._vector(settled.query)
@@ -113,37 +118,15 @@ class NearestPoints:
         """Weights inside a simplex."""
         if len(support) != self._whitened.points.shape[1] + 1:
             return None
-        inside = inside_simplex(self._whitened, np.array([token]), support[None])
+        inside = inside_simplex(self._whitened, self._view.keys, np.array([token]), support[None])
         named = support < len(self._view)  # not the ray
         weights = inside.weights[0, named]
-        found = self._if_right(token, support[named], weights / weights.sum(), tied=False)
-        if found is not None and not (inside.depth[0] > CLEAR or self._is_deep(token)):
-            found = replace(found, tied=True)
-        # A subspace that all tokens happen to lie in is one thing, what a norm leaves out is another.
-        flat = self._whitened.is_flat() and not self._view.reachable
-        return found and replace(found, tied=found.tied or flat)
+        return self._if_right(token, support[named], weights / weights.sum())
 
-    def _is_deep(self, token: int) -> bool:
-        """Whether the token would still be inside if it were a little farther from the mean, which is deep inside.
-
-        A simplex of many corners is thin even where the hull is not. In round coordinates the hull holds a ball of
-        radius 1/longest around the mean, so what stays inside when it moves by a share δ is δ/longest deep.
-        """
-        points, tiles = self._cloud.points, self._cloud.tiles
-        place = (token // LANES, slice(points.shape[1]), token % LANES)
-        before = points[token].copy()
-        try:
-            points[token] *= 1 + CLEAR * self._cloud.longest**2
-            tiles[place] = points[token]
-            return self._search(token, int(self._other_starts(token)[0]))[0] == INSIDE
-        finally:
-            points[token] = before
-            tiles[place] = before
-
-    def _if_right(self, token: int, indices: Ints, weights: Floats, *, tied: bool) -> Weighted | None:
-        if not reproduces(self._view, token, indices, weights):
-            return None
-        return Weighted(self._view.names[indices], weights, tied)
+    def _if_right(self, token: int, indices: Ints, weights: Floats) -> Weighted | None:
+        view = self._view
+        verdict = verdict_of(view.table, view.reachable, int(view.names[token]), view.names[indices], weights)
+        return None if verdict == OPEN else Weighted(view.names[indices], weights, verdict)
 
 
 def nearest_to(points: Floats, squares: Floats, place: int) -> int:

@@ -25,6 +25,7 @@ from normscope.separation.certificates import Ints
 from normscope.separation.frame import Frame
 from normscope.separation.table import UNIT, View
 
+POWERS = (0.75, 0.5, 1.0, 0.25)  # of the coordinates in which own directions are asked, best first
 SCORES = 2**24  # held at a time: 64 MB
 SINGLE = 2.0**-24  # unit roundoff
 VANISHING = 1e-36  # more than what single precision loses of coordinates and products that are too small for it

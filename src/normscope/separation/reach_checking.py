@@ -1,4 +1,4 @@
-"""Are certificates for reachable queries right? From keys, ellipsoid and certificates alone: nothing of the solver.
+"""Are certificates for reachable queries right? From keys, ellipsoid and certificates alone.
 
 Queries are q = c + Ay with |y| ≤ 1, so that key k scores y·(Aᵀk) + c·k + b: the lifted key (Aᵀk, c·k + b) times (y, 1).
 
@@ -9,10 +9,9 @@ Queries are q = c + Ay with |y| ≤ 1, so that key k scores y·(Aᵀk) + c·k + 
 Lifting and scoring are in double precision, unit roundoff u = 2⁻⁵³, with keys centred first. An entry of a lifted key
 is off by (d + 4)·u·Σ|k'||A| at most, a score by that and (r + 5)·u times the sizes it adds up. A margin, or −(|x| + t),
 must be above the sum of both. A margin that is not is computed again without rounding; weights then have to reproduce
-the key itself, as they do without an ellipsoid.
+the key itself, as they do without an ellipsoid, and are a proof or a near tie as they are there (`hull_proofs`).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -21,19 +20,58 @@ from numpy.typing import NDArray
 
 from normscope.checks import Floats
 from normscope.separation.certificates import Certificates, Ints, Reach
-from normscope.separation.checking import BLOCK, UNIT, form_faults, lifted, place_of, residuals, rows_of
+from normscope.separation.checking import (
+    BLOCK,
+    Checked,
+    checked,
+    first_wrong,
+    judged_sets,
+    lifted,
+    nothing_but,
+    residuals,
+    rows_of,
+    shape_faults,
+)
+from normscope.separation.hull_proofs import NEAR_TIE, PROVEN, UNIT, WRONG, Verdicts
 
 
-def first_reach_fault(
-    keys: Floats,
-    bias: Floats | None,
-    reach: Reach,
-    mask: NDArray[np.bool_],
-    degenerate: NDArray[np.bool_],
-    certificates: Certificates,
-) -> str | None:
-    """The first thing that is wrong with the answers for keys (..., n, d) and queries c + Ay, reach = (A, c)."""
-    return next(_faults(keys, bias, reach, mask, degenerate, certificates), None)
+def check_certificates(keys: Floats, bias: Floats | None, reach: Reach | None, certificates: Certificates) -> Checked:
+    """Whether every certificate is right: for queries from anywhere, or for those that can be reached."""
+    return checked(keys, bias, certificates) if reach is None else checked_reach(keys, bias, reach, certificates)
+
+
+def checked_reach(keys: Floats, bias: Floats | None, reach: Reach, certificates: Certificates) -> Checked:
+    """Whether every certificate for keys (..., n, d) and queries c + Ay, reach = (A, c), is right."""
+    coordinates, (matrix, center), c = certificates.coordinates, reach, certificates
+    fault = next(shape_faults(keys, c), None)
+    if fault is None and (coordinates is None or coordinates.shape != (len(c.query_keys), matrix.shape[1])):
+        fault = "there must be coordinates in the ellipsoid for every query"
+    if fault is not None or coordinates is None:
+        return nothing_but(str(fault))
+    count, sets = keys.shape[-2], keys.reshape(-1, *keys.shape[-2:])
+    heights = [None] * len(sets) if bias is None else list(bias.reshape(-1, count))
+    shown, held, kinds = [], [], []
+    for number, (some, height) in enumerate(zip(sets, heights, strict=True)):
+        place, before = (some, height, matrix, center), number * count
+        rows = rows_of(c.query_keys, number, count)
+        shown.append(reach_margins(*place, c.query_keys[rows] - before, coordinates[rows]))
+        rows = rows_of(c.weight_keys, number, count)
+        starts = c.starts[rows.start : rows.stop + 1]
+        entries = slice(starts[0], starts[-1])
+        weighted = (c.weight_keys[rows] - before, starts - starts[0], c.indices[entries], c.weights[entries])
+        held.append(advantages(*place, *weighted))
+        kinds.append(_kinds(some, height, held[-1], *weighted))
+    proven, proofs = np.concatenate([part.proven for part in shown]), np.concatenate(kinds)
+    fault = first_wrong(
+        keys.shape[:-1],
+        ("the query of key {} is not reachable, or does not prefer it to all others", c.query_keys, proven),
+        ("the weights of key {} do not rule out all reachable queries", c.weight_keys, proofs != WRONG),
+    )
+    margins, largest = (
+        (np.concatenate([getattr(part, name) for part in parts]), 2 * np.concatenate([part.rounding for part in parts]))
+        for name, parts in (("least", shown), ("largest", held))
+    )
+    return Checked(fault, proofs == NEAR_TIE, margins, largest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +159,8 @@ def reach_margins(
 @dataclass(frozen=True, eq=False)
 class Advantages:
     largest: Floats  # |x| + t: no reachable query prefers the key to the weighted mean of others by more
-    right: NDArray[np.bool_]  # whether that is not above 0 beyond doubt, and the weights are convex
+    proven: NDArray[np.bool_]  # whether that is not above 0 beyond doubt, and the weights are convex
+    right: NDArray[np.bool_]  # or else, whether the weights reproduce the key itself
     rounding: Floats
     gap: Floats  # −largest over the size of the lifted keys
 
@@ -145,7 +184,8 @@ def advantages(
     (array([-2.]), array([ True]))
     """
     if not len(rows):
-        return Advantages(np.zeros(0), np.zeros(0, bool), np.zeros(0), np.zeros(0))
+        nothing = np.zeros(0)
+        return Advantages(nothing, np.zeros(0, bool), np.zeros(0, bool), nothing, nothing)
     seen = lift(keys, bias, matrix, center)
     left = seen.rows[rows] - np.add.reduceat(weights[:, None] * seen.rows[indices], starts[:-1])
     largest = np.linalg.norm(left[:, :-1], axis=1) + left[:, -1]
@@ -157,60 +197,36 @@ def advantages(
     )
     convex = np.abs(total - 1) <= 32 * (keys.shape[1] + 4) * UNIT
     owner = np.repeat(rows, entries)
-    convex &= ~np.logical_or.reduceat((weights < 0) | (indices == owner), starts[:-1])
+    convex &= ~np.logical_or.reduceat((weights <= 0) | (indices == owner), starts[:-1])
+    proven = convex & (largest + bounds <= 0)
     plain = residuals(lifted(keys, bias), bias is not None, rows, starts, indices, weights).right
-    right = convex & ((largest + bounds <= 0) | plain)
     return Advantages(
-        seen.in_units_of_scores(largest), right, seen.in_units_of_scores(bounds), -largest / max(size, 1e-300)
+        seen.in_units_of_scores(largest),
+        proven,
+        proven | (convex & plain),
+        seen.in_units_of_scores(bounds),
+        -largest / max(size, 1e-300),
     )
 
 
-def _faults(
+def _kinds(
     keys: Floats,
     bias: Floats | None,
-    reach: Reach,
-    mask: NDArray[np.bool_],
-    degenerate: NDArray[np.bool_],
-    certificates: Certificates,
-) -> Iterator[str]:
-    """To be asked for the first only: each check relies on those before it."""
-    yield from form_faults(keys, mask, degenerate, certificates)
-    coordinates, count = certificates.coordinates, keys.shape[-2]
-    matrix, center = reach
-    if coordinates is None or coordinates.shape != (len(certificates.query_keys), matrix.shape[1]):
-        yield "there must be coordinates in the ellipsoid for every query"
-        return
-    sets = keys.reshape(-1, *keys.shape[-2:])
-    heights = [None] * len(sets) if bias is None else list(bias.reshape(-1, count))
-    for number, (some, height) in enumerate(zip(sets, heights, strict=True)):
-        place = (some, height, matrix, center)
-        rows = rows_of(certificates.query_keys, number, count)
-        names = certificates.query_keys[rows]
-        found = reach_margins(*place, names - number * count, coordinates[rows])
-        if not found.proven.all():
-            key = place_of(names[~found.proven][0], mask.shape)
-            yield f"the query of key {key} is not reachable, or does not prefer it to all others"
-        claimed = certificates.margins[rows] <= found.least + 2 * found.rounding
-        if not claimed.all():
-            yield f"the query of key {place_of(names[~claimed][0], mask.shape)} prefers it by less than its margin says"
-        rows = rows_of(certificates.weight_keys, number, count)
-        names = certificates.weight_keys[rows]
-        starts = certificates.starts[rows.start : rows.stop + 1]
-        entries = slice(starts[0], starts[-1])
-        held = advantages(
-            *place,
-            names - number * count,
-            starts - starts[0],
-            certificates.indices[entries],
-            certificates.weights[entries],
-        )
-        if not held.right.all():
-            key = place_of(names[~held.right][0], mask.shape)
-            yield f"the weights of key {key} do not rule out all reachable queries"
-        claimed = np.abs(certificates.residuals[rows] - held.largest) <= 2 * held.rounding
-        if not claimed.all():
-            key = place_of(names[~claimed][0], mask.shape)
-            yield f"the weights of key {key} leave another advantage than they say"
+    held: Advantages,
+    rows: Ints,
+    starts: Ints,
+    indices: Ints,
+    weights: Floats,
+) -> Verdicts:
+    """What weights prove; where the ellipsoid does not show it beyond doubt, as if any query could be asked."""
+    kinds = np.full(len(rows), PROVEN, np.int8)
+    doubtful = np.flatnonzero(~held.proven)
+    if len(doubtful):
+        entries = np.concatenate([np.arange(starts[row], starts[row + 1]) for row in doubtful])
+        begin = np.append(0, np.cumsum(np.diff(starts)[doubtful]))
+        weighted = (rows[doubtful], begin, indices[entries], weights[entries])
+        kinds[doubtful] = judged_sets(lifted(keys, bias), bias is not None, *weighted)
+    return kinds
 
 
 def _wins_exactly(

@@ -19,10 +19,10 @@ import numpy as np
 from normscope.checks import Floats
 from normscope.separation.ball import REACHABLE, UNREACHABLE, Rivals, reach
 from normscope.separation.certificates import Ints
-from normscope.separation.findings import OPEN, WINS, Answers, Findings
+from normscope.separation.findings import NEVER, OPEN, TIED, WINS, Answers, Findings
 from normscope.separation.frame import Frame, frame_of
 from normscope.separation.nearest import NearestPoints, Weighted, nearest_to
-from normscope.separation.own_directions import OwnDirections
+from normscope.separation.own_directions import POWERS, OwnDirections
 from normscope.separation.scores import tiles_of
 from normscope.separation.table import Table, View
 from normscope.separation.table_checking import (
@@ -30,13 +30,11 @@ from normscope.separation.table_checking import (
     Progress,
     prefers,
     prefers_reachable,
-    reproduces,
-    rules_out,
+    verdict_of,
     win_in_doubles,
 )
 from normscope.separation.twins import set_twins_apart
 
-POWERS = (0.75, 0.5, 1.0, 0.25)  # of the coordinates in which own directions are asked, best first
 FEW = 128  # tokens that are asked one by one sooner than in other coordinates
 BETWEEN_SAVES = 30.0  # seconds
 INSIDE = 1 - 1e-12  # length of a u that is to be in the unit ball beyond doubt
@@ -81,7 +79,7 @@ def search(table: Table, findings: Findings, clock: Clock, progress: Progress = 
         names, twin_of = set_twins_apart(table.stored(), table.bias)
         for token, twin in twin_of.items():
             tied = table.bias is None or table.bias[token] == table.bias[twin]
-            findings.plain.lose(token, np.array([twin]), np.ones(1), tied=bool(tied))
+            findings.plain.lose(token, np.array([twin]), np.ones(1), TIED if tied else NEVER)
         findings.share()
     plain, reachable = View(table, names, reachable=False), View(table, names, reachable=True)
     rivals = np.full(len(table), -1)
@@ -134,7 +132,7 @@ def _nearest_points(view: View, answers: Answers, rivals: Ints, clock: Clock, pr
 
     def take(token: int, found: Floats | Weighted | None) -> None:
         if isinstance(found, Weighted):
-            answers.lose(token, found.indices, found.weights, tied=found.tied)
+            answers.lose(token, found.indices, found.weights, found.verdict)
         elif found is not None:
             waiting[token] = found * (INSIDE / np.linalg.norm(found)) if view.reachable else found
         answers.asked[token] = token not in waiting
@@ -204,9 +202,13 @@ def _without_twins(view: View, answers: Answers) -> View:
 
 def _record_near_twin(view: View, answers: Answers, place: int, twin: int) -> None:
     """A token that equals another up to rounding never wins; it is tied unless it is lower beyond doubt."""
-    if reproduces(view, place, np.array([twin]), np.ones(1)):
-        token, other = int(view.names[place]), view.names[[twin]]
-        answers.lose(token, other, np.ones(1), tied=not rules_out(view.table, token, other, np.ones(1)))
+    _record_weights(view, answers, int(view.names[place]), view.names[[twin]], np.ones(1))
+
+
+def _record_weights(view: View, answers: Answers, token: int, indices: Ints, weights: Floats) -> None:
+    verdict = verdict_of(view.table, view.reachable, token, indices, weights)
+    if verdict != OPEN:
+        answers.lose(token, indices, weights, verdict)
 
 
 def _over_ellipsoid(view: View, answers: Answers, rivals: Ints, clock: Clock, progress: Progress) -> None:
@@ -226,8 +228,7 @@ def _over_ellipsoid(view: View, answers: Answers, rivals: Ints, clock: Clock, pr
         elif status[0] == UNREACHABLE:
             used = supports[0] >= 0
             indices, shares = view.names[supports[0][used]], weights[0][used] / weights[0][used].sum()
-            if rules_out(view.table, token, indices, shares):
-                answers.lose(token, indices, shares, tied=False)
+            _record_weights(view, answers, token, indices, shares)
         else:
             _record_near_twin(view, answers, place, nearest_to(seen.points, squares, place))
         answers.asked[token] = token not in waiting

@@ -22,7 +22,7 @@ from normscope.separation.certificates import Certificates, Reach
 from normscope.separation.checking import first_fault, lifted
 from normscope.separation.joining import joined, placed
 from normscope.separation.many_sets import solve_sets
-from normscope.separation.reach_checking import first_reach_fault
+from normscope.separation.reach_checking import check_certificates
 from normscope.separation.reachable import solve_reachable
 
 
@@ -46,14 +46,12 @@ class Selectable:
         return ~settled.reshape(self.mask.shape)
 
     def check(self) -> bool:
-        """Whether every certificate holds, recomputed from the keys in double precision without running the solver.
+        """Whether every certificate holds, from the keys alone; one that rounding decides only for a degenerate key.
 
-        Sums and bounds on rounding come from functions that the solver uses as well.
+        The checker imports nothing of the solver. The solver has asked parts of it before, to drop what would not hold.
         """
-        verdicts = (self.mask, self.degenerate, self.certificates)
-        if self.reach is None:
-            return first_fault(self.keys, self.bias, *verdicts) is None
-        return first_reach_fault(self.keys, self.bias, self.reach, *verdicts) is None
+        found = check_certificates(self.keys, self.bias, self.reach, self.certificates)
+        return first_fault(found, self.mask, self.degenerate, self.certificates) is None
 
     @cached_property
     def reach(self) -> Reach | None:

@@ -11,7 +11,8 @@ import numpy as np
 
 from normscope.checks import Floats
 from normscope.separation.certificates import Ints
-from normscope.separation.checking import margins, residuals
+from normscope.separation.checking import margins
+from normscope.separation.hull_proofs import WRONG, judged
 from normscope.separation.polish import Nearest, polish
 from normscope.separation.rational import Budget, separate, whole_differences
 from normscope.separation.whitening import Whitened
@@ -116,5 +117,5 @@ def _rounded_weights(keys: Floats, biased: bool, row: int, named: Ints, exact: l
 
 
 def _if_right(keys: Floats, biased: bool, row: int, indices: Ints, weights: Floats) -> Settled | None:
-    found = residuals(keys, biased, np.array([row]), np.array([0, len(weights)]), indices, weights)
-    return Settled(indices=indices, weights=weights) if found.right[0] else None
+    found = judged(keys[[row]], keys[indices][None], weights[None], biased)
+    return None if found[0] == WRONG else Settled(indices=indices, weights=weights)

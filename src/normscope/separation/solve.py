@@ -1,6 +1,6 @@
 """One problem from keys to certificates: round coordinates, own directions, nearest points, and near ties at last.
 
-Nothing leaves here that its own check has not passed: a query whose margin is not above rounding, or weights whose key
+Nothing leaves here that the checker would not pass: a query whose margin is not above rounding, or weights whose key
 is not clearly inside, go on to be settled exactly.
 """
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from normscope.checks import Floats
 from normscope.separation.certificates import Certificates, Ints
-from normscope.separation.checking import margins, residuals
+from normscope.separation.checking import judged_sets, margins, residuals
+from normscope.separation.hull_proofs import PROVEN
 from normscope.separation.inside import inside_simplex
 from normscope.separation.joining import joined
 from normscope.separation.own_direction import own_direction
@@ -24,6 +25,7 @@ from normscope.separation.whitening import Whitened, whiten
 from normscope.separation.wolfe import INSIDE, SEPARATED, WITNESSED, Cloud, Known, nearest_points
 
 CLEAR = 1e-8  # relative gap below which a verdict is called degenerate
+SURE = 1000  # times what rounding can do: depth at which the checker's own bound on rounding is not in doubt
 ROUNDING = 1e-13  # depth, over the longest key, below which floats do not show that a key is inside
 NOISE = 1e-5  # spread of a direction over the largest, below which it is left out where it does not help
 EXACT_ENTRIES = 1_000_000  # of whole-number tableaus per problem: a few seconds
@@ -164,7 +166,7 @@ def _weights(
     rank, flat = whitened.points.shape[1], whitened.is_flat()
     whole = supports[:, rank] >= 0
     rows, supports = rows[whole], supports[whole, : rank + 1]
-    inside = inside_simplex(whitened, rows, supports)
+    inside = inside_simplex(whitened, keys.__getitem__, rows, supports)
     deep = inside.depth > max(ROUNDING, whitened.noise())
     rows, supports, depth, weights = rows[deep], supports[deep], inside.depth[deep], inside.weights[deep]
     named = supports < len(keys)  # not the ray
@@ -172,12 +174,16 @@ def _weights(
     starts = np.append(0, np.cumsum(named.sum(axis=1)))
     found = residuals(keys, whitened.biased, rows, starts, supports[named], weights[named])
     right = found.right
-    degenerate[rows[right]] = flat | (depth[right] <= CLEAR)
     kept = named & right[:, None]
     starts = np.append(0, np.cumsum(named[right].sum(axis=1)))
-    return Certificates.of_weights(
+    certificates = Certificates.of_weights(
         (len(keys),), rows[right], starts, supports[kept], weights[kept], found.length[right]
     )
+    near = flat | (depth[right] <= CLEAR)
+    if not near.all() and (depth[right] <= SURE * whitened.noise()).any():
+        near |= judged_sets(keys, whitened.biased, rows[right], starts, supports[kept], weights[kept]) != PROVEN
+    degenerate[rows[right]] = near
+    return certificates
 
 
 def _near_ties(keys: Floats, whitened: Whitened, rows: Ints) -> list[Certificates]:

@@ -2,12 +2,15 @@
 
     a hidden vector h       wᵢ·h + cᵢ > wⱼ·h + cⱼ for all j ≠ i
     a u, |u| ≤ 1            the same for h = b + √N·GΠu
-    weights λ ≥ 0, Σλ = 1   d = wᵢ − Σλw is rounding, 32(N + 4)·2⁻⁵³ of each channel's spread, and cᵢ − Σλc not above it
-                            or, of reachable vectors, |√N·ΠGd| + b·d + cᵢ − Σλc ≤ 0 beyond doubt
+    weights λ > 0, Σλ = 1   token i is a weighted mean of others, of no less height, as `hull_proofs` judges it; or, of
+                            reachable vectors, d = wᵢ − Σλw has |√N·ΠGd| + b·d + cᵢ − Σλc ≤ 0 beyond doubt
 
 All this in double precision, with a bound on what rounding may have done: an inequality counts if it holds by more. Own
-directions are asked again in single precision first, with a bound of their own, and near ties as above. The search is
-not run, but parts are shared: it reads the table by the same functions, and asks its own findings by these.
+directions are asked again in single precision first, with a bound of their own, and near ties as above.
+
+Which verdict weights give is found out here and nowhere else: a token is tied if it equals another one, or if its
+weights hold only up to rounding, and never wins otherwise. The search asks the functions of this file before it keeps
+anything, and own directions are set up by the same code there and here (`own_directions`, `table`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +23,8 @@ from normscope.checks import Floats
 from normscope.separation.certificates import Ints
 from normscope.separation.checking import lifted, margins
 from normscope.separation.findings import NEVER, OPEN, TIED, WINS, Answers, Findings
-from normscope.separation.own_directions import OwnDirections
+from normscope.separation.hull_proofs import NEAR_TIE, PROVEN, TINY, WRONG, judged, proven_in_floats, tolerance
+from normscope.separation.own_directions import POWERS, OwnDirections
 from normscope.separation.table import UNIT, Outputs, Table, View, in_parts
 from normscope.separation.twins import set_twins_apart
 
@@ -61,26 +65,63 @@ def prefers_reachable(table: Table, tokens: Ints, u: Floats) -> NDArray[np.bool_
     return np.asarray(inside)
 
 
-def reproduces(view: View, token: int, indices: Ints, weights: Floats) -> bool:
-    """Whether convex weights of others in a view give a token's point, and no less than its height, up to rounding.
+def verdict_of(table: Table, reachable: bool, token: int, indices: Ints, weights: Floats) -> int:
+    """What weights of other tokens show: NEVER, TIED, or nothing: OPEN. Tokens that occur twice are tied anyway.
 
-    >>> line = View(Table(np.array([[0.0], [1.0], [4.0]], np.float32)), np.arange(3), reachable=False)
-    >>> reproduces(line, 1, np.array([0, 2]), np.array([0.75, 0.25]))
+    >>> line = Table(np.array([[0.0], [1.0], [4.0]], np.float32))
+    >>> verdict_of(line, False, 1, np.array([0, 2]), np.array([0.75, 0.25])) == NEVER
     True
     """
-    if (indices == token).any() or not (weights >= 0).all():
-        return False
-    missing = weights @ (view.keys(indices) - view.keys(np.array([token])))
-    if view.biased:
-        missing[-1] = min(missing[-1], 0.0)
-    tolerance = 32 * (len(missing) + 4) * UNIT
-    return bool((np.abs(missing) <= tolerance * view.spread).all() and abs(weights.sum() - 1) <= tolerance)
+    if (indices == token).any() or not (weights > 0).all():
+        return OPEN
+    if reachable:
+        if rules_out(table, token, indices, weights):
+            return NEVER
+        kind = _judged_by_reachable(table, token, indices, weights)
+    else:
+        rows = np.append(token, indices)
+        keys = lifted(table.doubles(rows), None if table.bias is None else table.bias[rows])
+        kind = int(judged(keys[:1], keys[None, 1:], weights[None], table.bias is not None)[0])
+    return {WRONG: OPEN, NEAR_TIE: TIED, PROVEN: NEVER}[kind]
+
+
+def _judged_by_reachable(table: Table, token: int, indices: Ints, weights: Floats) -> int:
+    """The same for the points and heights that reachable vectors see.
+
+    ΠGx = 0 iff all entries of Gx are equal; iff x is 0 in the live channels, where a gain is 0 or nothing is projected.
+    """
+    outputs, share = _outputs_of(table), tolerance(table.channels)
+    others = table.doubles(indices)
+    difference = others - table.doubles(np.array([token]))
+    scaled = difference * outputs.gain
+    heights, sizes = difference @ outputs.center, np.abs(difference) @ np.abs(outputs.center)
+    if table.bias is not None:
+        added = table.bias[indices] - table.bias[token]
+        heights, sizes = heights + added, sizes + np.abs(added)
+    pulled, whole = outputs.pull(weights @ difference), np.abs(outputs.gain) * (weights @ np.abs(difference))
+    whole = np.sqrt(table.channels) * (whole + (whole.mean() if outputs.projects else 0.0))
+    if (np.abs(pulled) > share * whole).any() or weights @ heights < -share * (weights @ sizes):
+        return WRONG
+    if abs(weights.sum() - 1) > share:
+        return WRONG
+    if outputs.projects and outputs.gain.all():
+        rows = scaled[:, 1:] - scaled[:, :1]
+        moved = (difference[:, 1:] != 0) | (difference[:, :1] != 0)
+        off = 4 * UNIT * (np.abs(scaled[:, 1:]) + np.abs(scaled[:, :1])) + TINY * moved
+    else:
+        rows = difference[:, outputs.gain != 0]
+        off = UNIT * np.abs(rows) + TINY * (rows != 0)
+    rows = np.column_stack([rows, heights])
+    raised = ((difference != 0) & (outputs.center != 0)).any(axis=1) | (heights != 0)
+    off = np.column_stack([off, (table.channels + 4) * (UNIT * sizes + TINY * raised)])
+    proven = proven_in_floats(rows[None], off[None], weights[None], True)[0]
+    return PROVEN if proven and len(indices) > 1 else NEAR_TIE
 
 
 def rules_out(table: Table, token: int, indices: Ints, weights: Floats) -> bool:
     """Whether weights of other tokens show that no reachable vector prefers a token to all of them."""
     outputs = _outputs_of(table)
-    if (indices == token).any() or not (weights >= 0).all() or not weights.sum() > 0:
+    if (indices == token).any() or not (weights > 0).all():
         return False
     own, others = table.doubles(np.array([token]))[0], table.doubles(indices)
     difference = weights @ (own - others)
@@ -150,20 +191,31 @@ def _wins_exactly(table: Table, token: int, near: Ints, vector: Floats, bias: Fl
 
 def _faults(table: Table, findings: Findings, progress: Progress) -> Iterator[str]:
     """To be asked for the first only."""
-    questions = [("plain", findings.plain, findings.reachable)]
-    if findings.reachable is not None:
-        questions.append(("reachable", findings.reachable, findings.plain))
-        if table.outputs is None:
-            yield "the file says what can be reached, but nothing is known of what the norm writes"
-            return
+    plain, reachable = findings.plain, findings.reachable
+    questions = [("plain", plain)] if reachable is None else [("plain", plain), ("reachable", reachable)]
+    if reachable is not None and table.outputs is None:
+        yield "the file says what can be reached, but nothing is known of what the norm writes"
+        return
     names, twin_of = set_twins_apart(table.stored(), table.bias)
-    for question, answers, _ in questions:
+    for question, answers in questions:
         yield from _form_faults(table, answers, question)
-    for question, answers, other in questions:
-        yield from _unproven(answers, other, question)
         yield from _wrong_own_directions(table, names, np.array(list(twin_of), np.int64), answers, question, progress)
         yield from _wrong_queries(table, answers, question)
-        yield from _wrong_weights(table, answers, question)
+    tied = [token for token, twin in twin_of.items() if table.bias is None or table.bias[token] == table.bias[twin]]
+    shown = {question: _shown(table, answers, question) for question, answers in questions}
+    shown["plain"][tied] = np.where(shown["plain"][tied] == NEVER, TIED, shown["plain"][tied])
+    if reachable is not None:  # who wins by a reachable vector wins, and who never wins is not won by one
+        ours, theirs = shown["plain"].copy(), shown["reachable"].copy()
+        shown["plain"] = np.where((ours == OPEN) & (theirs == WINS), WINS, ours)
+        shown["reachable"] = np.where((theirs == OPEN) & np.isin(ours, (NEVER, TIED)), ours, theirs)
+    for question, answers in questions:
+        wrong = np.flatnonzero(answers.verdict != shown[question])
+        if len(wrong):
+            said, found = (WORDS[int(of[wrong[0]])] for of in (answers.verdict, shown[question]))
+            yield f"{question}: token {wrong[0]} is said {said}, and its certificate shows it {found}"
+
+
+WORDS = {OPEN: "to be open", WINS: "to win", NEVER: "never to win", TIED: "to be tied"}
 
 
 def _form_faults(table: Table, answers: Answers, question: str) -> Iterator[str]:
@@ -171,28 +223,25 @@ def _form_faults(table: Table, answers: Answers, question: str) -> Iterator[str]
         yield f"{question}: there must be a verdict for each of {len(table)} tokens, got {len(answers.verdict)}"
     if any(query.shape != (table.channels,) for query in answers.queries.values()):
         yield f"{question}: queries must have {table.channels} channels"
-    frame = answers.frame
-    if (answers.power != 0).any() and (frame is None or frame.center.shape != (table.channels,)):
+    frame, along_themselves = answers.frame, answers.power != 0
+    if along_themselves.any() and (frame is None or frame.center.shape != (table.channels,)):
         yield f"{question}: own directions need a frame of {table.channels} channels"
+    if not np.isin(answers.power[along_themselves], POWERS).all():
+        yield f"{question}: powers must be among {', '.join(map(str, POWERS))}"
+    certificates = along_themselves.astype(int)
+    certificates[list(answers.queries)] += 1
+    certificates[list(answers.weights)] += 1
+    if (certificates > 1).any():
+        yield f"{question}: token {np.flatnonzero(certificates > 1)[0]} must have one certificate, got more"
 
 
-def _unproven(answers: Answers, other: Answers | None, question: str) -> Iterator[str]:
-    """Verdicts without a certificate, their own or one that the other question gives them."""
-    wins, loses = answers.power != 0, np.zeros(len(answers.verdict), bool)
-    wins[list(answers.queries)], loses[list(answers.weights)] = True, True
-    if other is not None and question == "plain":
-        wins |= other.verdict == WINS
-    elif other is not None:
-        loses |= (other.verdict == NEVER) | (other.verdict == TIED)
-    lost = (answers.verdict == NEVER) | (answers.verdict == TIED)
-    for what, wrong in (
-        ("is said to win without a proof", (answers.verdict == WINS) & ~wins),
-        ("is said never to win without a proof", lost & ~loses),
-        ("is said not to win, but has a proof that it does", (answers.verdict != WINS) & wins),
-        ("is said to be open, but has a proof that it never wins", (answers.verdict == OPEN) & loses),
-    ):
-        if wrong.any():
-            yield f"{question}: token {np.flatnonzero(wrong)[0]} {what}"
+def _shown(table: Table, answers: Answers, question: str) -> NDArray[np.int8]:
+    """The verdicts that the certificates of one question give, where vectors are known to be right."""
+    shown = np.where(answers.power != 0, WINS, OPEN).astype(np.int8)
+    shown[list(answers.queries)] = WINS
+    for token, (indices, weights) in answers.weights.items():
+        shown[token] = verdict_of(table, question == "reachable", token, indices, weights)
+    return shown
 
 
 def _wrong_own_directions(
@@ -234,16 +283,6 @@ def _wrong_queries(table: Table, answers: Answers, question: str) -> Iterator[st
     wins = prefers(table, tokens, queries) if question == "plain" else prefers_reachable(table, tokens, queries)
     if not wins.all():
         yield f"{question}: the vector of token {tokens[~wins][0]} does not prefer it to all others"
-
-
-def _wrong_weights(table: Table, answers: Answers, question: str) -> Iterator[str]:
-    view = View(table, np.arange(len(table)), question == "reachable")
-    for token, (indices, weights) in answers.weights.items():
-        right = reproduces(view, token, indices, weights)
-        if not right and question == "reachable":
-            right = rules_out(table, token, indices, weights)
-        if not right:
-            yield f"{question}: the weights of token {token} do not show that it never wins"
 
 
 def _outputs_of(table: Table) -> Outputs:

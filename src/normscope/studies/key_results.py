@@ -33,7 +33,7 @@ class Place:
     norm: str | None  # the norm whose inputs or outputs the keys are; None at heads
     at: str  # "input", "output" or "heads"
     keys: int
-    unselectable: int  # shown to lose, whatever the query
+    unselectable: int  # weighted means of others, so that they lose whatever the query; near ties up to rounding only
     twins: int  # of these, keys that equal another one of their sequence
     degenerate: int  # answers without room to spare
     open: int  # of these, keys of which nothing could be shown

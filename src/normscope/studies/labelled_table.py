@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from normscope.checks import Floats
+from normscope.checks import Floats, first_line, quoted, shortened
 
 SEPARATORS = (",", ";", "\t")
 
@@ -46,14 +46,17 @@ def read_labelled_table(path: Path, label: str | None = None) -> LabelledTable:
         for channel, column in enumerate(channels):
             value = _number(cells[column])
             if value is None:
-                got = repr(cells[column].strip()) if cells[column].strip() else "nothing"
+                got = quoted(cells[column].strip()) if cells[column].strip() else "nothing"
                 raise ValueError(
-                    f"{path}, line {line}, column {names[column]}: there must be a finite number, got {got}; "
+                    f"{path}, line {line}, column {shortened(names[column], 80)}: "
+                    f"there must be a finite number, got {got}; "
                     "fill in or take out lines with missing values"
                 )
             samples[row, channel] = value
         if not cells[place].strip():
-            raise ValueError(f"{path}, line {line}, column {names[place]}: there must be a label, got nothing")
+            raise ValueError(
+                f"{path}, line {line}, column {shortened(names[place], 80)}: there must be a label, got nothing"
+            )
         labels.append(cells[place].strip())
     return LabelledTable(
         samples, labels, [line for line, _ in rows], [names[column] for column in channels], names[place]
@@ -69,7 +72,13 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
     first = next((line for line in text.splitlines() if line.strip()), "")
     separator = max(SEPARATORS, key=first.count)
     reader = csv.reader(text.splitlines(), delimiter=separator)
-    found = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
+    try:
+        found = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}, line {reader.line_num}: there must be columns of numbers and labels, but {first_line(error)}: "
+            "a quotation mark may be missing"
+        ) from None
     if not found:
         raise ValueError(f"{path} must hold samples, and it is empty")
     return found
@@ -79,13 +88,14 @@ def _place_of(label: str | None, path: Path, first: Sequence[str]) -> int:
     """Which column holds the labels."""
     if label is None:
         return len(first) - 1
-    if label.isdigit() and 1 <= int(label) <= len(first):
-        return int(label) - 1
+    numbers = [str(number) for number in range(1, len(first) + 1)]
+    if label in numbers:
+        return numbers.index(label)
     if label in first:
         return first.index(label)
     raise ValueError(
-        f"--label must name a column of {path} or be its number from 1 to {len(first)}, got {label!r}; "
-        f"the first line holds {', '.join(first[:8])}"
+        f"--label must name a column of {path} or be its number from 1 to {len(first)}, got {quoted(label)}; "
+        f"the first line holds {shortened(', '.join(first[:8]), 160)}"
     )
 
 

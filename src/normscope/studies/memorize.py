@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from normscope.capacity.certify import OPEN, exact_labels
+from normscope.capacity.certify import OPEN, float_labels
 from normscope.capacity.memorize import memorize as memorize_samples
 from normscope.capacity.network import ENDINGS, LNNet, load_network
 from normscope.capacity.samples import contradictions, refuse_contradictions
+from normscope.checks import quoted
 from normscope.studies.labelled_table import read_labelled_table
 
 __all__ = ["ENDINGS", "Memorized", "memorize", "verify_memorized"]
@@ -54,17 +55,25 @@ def memorize(
 
 
 def verify_memorized(file: Path, samples: Path, label: str | None = None) -> tuple[bool, str]:
-    """Whether a network kept in a file gives the samples of another their labels, in exact arithmetic; and why not."""
+    """Whether a network kept in a file gives the samples of another their labels, in exact arithmetic; and why not.
+
+    Where the weights have more bits than the module holds, the module must hold them rounded.
+    """
     network, table = load_network(file), read_labelled_table(samples, label)
-    channels = network.origin.dimension
+    channels = network.channels
     if table.samples.shape[1] != channels:
         return False, f"the network takes {channels} channels, and {samples} has {table.samples.shape[1]}"
     names = np.array([str(name) for name in network.classes.tolist()])
     unknown = sorted(set(table.labels) - set(names))
     if unknown:
-        return False, f"the network has no class {unknown[0]!r}, which {samples} has in column {table.label}"
-    own = network.exact
-    found = exact_labels(network.module, table.samples) if own is None else own.exact_labels(table.samples)
+        return False, f"the network has no class {quoted(unknown[0])}, which {samples} has in column {table.label}"
+    if not network.is_rounded_right:
+        return False, "the weights of the module are not the exact weights of the network, rounded"
+    with np.errstate(over="ignore"):
+        inputs = table.samples.astype(network.dtype).astype(np.float64)
+    if not np.isfinite(inputs).all():
+        return False, f"the network reads {network.dtype}, and {samples} has larger values"
+    found = network.exact_labels(inputs)
     wrong = np.flatnonzero((found.winners == OPEN) | (names[found.winners] != table.labels))
     if len(wrong):
         where = f"line {table.lines[wrong[0]]} of {samples}"
@@ -72,4 +81,15 @@ def verify_memorized(file: Path, samples: Path, label: str | None = None) -> tup
             False,
             f"{len(wrong):,} of {len(table.labels):,} samples are not shown to get their labels: first {where}",
         )
-    return True, f"all {len(table.labels):,} samples get their labels, shown with {found.precision} bits"
+    batch, single = (
+        int(((places != OPEN) & (names[places] == table.labels)).sum())
+        for places in float_labels(network.module, inputs)
+    )
+    of = "the weights that the module stores"
+    rounded = ""
+    if network.exact is not None:
+        of, rounded = f"exact weights of {network.exact.bits} bits", f" stores them rounded to {network.dtype}, and"
+    return True, (
+        f"all {len(table.labels):,} samples get their labels, shown with {found.precision} bits for {of}; "
+        f"the module{rounded} is right on {batch:,} in a batch, {single:,} one by one"
+    )

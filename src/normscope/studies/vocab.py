@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from normscope.checks import quoted
 from normscope.data import bundled_model
 from normscope.models.token_texts import token_texts
 from normscope.models.unembedding import Unembedding, unembedding_of
@@ -98,15 +99,17 @@ def verify_vocab(
 ) -> tuple[bool, str]:
     """Whether a state file proves what it says of its model, and why, or why not.
 
-    The model is read again from where it was, or is given; nothing of the search is used.
+    The model is read again from where it was, or is given; nothing is searched for.
     """
     try:
         stored = load_findings(path)
     except ValueError as error:
         return False, str(error)
     if model is None:
-        place = stored.source.get("path")
-        if not isinstance(place, str) and not stored.source.get("bundled"):
+        place, bundled = (stored.source.get(name) for name in ("path", "bundled"))
+        if stored.source.keys() != {"path", "bundled"} or not isinstance(bundled, bool) or (bundled and place):
+            return False, f"{path} must say which model it is about, got {quoted(stored.source)}"
+        if not isinstance(place, str) and not bundled:
             raise ValueError(f"{path} is about a live module: give the model to verify it")
         model = place if isinstance(place, str) else bundled_model()
     table, _ = table_of(unembedding_of(model, example))
@@ -197,5 +200,6 @@ def _answer(answers: Answers, texts: Mapping[int, str | None]) -> Answer:
 
 def _proven(answers: Answers) -> str:
     count = {verdict: int((answers.verdict == verdict).sum()) for verdict in (WINS, NEVER, TIED, OPEN)}
-    rest = f", {count[OPEN]} left open" if count[OPEN] else ""
-    return f"{count[WINS]} tokens shown to win, {count[NEVER] + count[TIED]} never to{rest}"
+    rest = f", {count[TIED]:,} tied (equal to another, or decided by rounding)" if count[TIED] else ""
+    rest += f", {count[OPEN]:,} left open" if count[OPEN] else ""
+    return f"{count[WINS]:,} tokens shown to win, {count[NEVER]:,} never to{rest}"

@@ -1,9 +1,10 @@
 """Where data is, and what it is: files named by their content, so that a run knows its data wherever it lies."""
 
-import gzip
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+
+from normscope.files import unpacked
 
 
 def place(data: Path, name: str) -> Path:
@@ -16,10 +17,7 @@ def place(data: Path, name: str) -> Path:
 def content(path: Path) -> bytes:
     """The bytes of a file, unpacked if it ends in .gz."""
     raw = path.read_bytes()
-    try:
-        return gzip.decompress(raw) if path.suffix == ".gz" else raw
-    except EOFError:
-        raise ValueError(f"{path} ends too early: it was not copied whole") from None
+    return unpacked(raw, str(path)) if path.suffix == ".gz" else raw
 
 
 def text(path: Path) -> str:

@@ -6,19 +6,22 @@ data_batch_1 … test_batch                CIFAR-10, Python version: pickles, wh
 train-images-idx3-ubyte[.gz] …           MNIST
 """
 
-import zipfile
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.lab.loaders.cifar_batches import PIXELS, batch_records
+from normscope.checks import quoted
+from normscope.files import npz_arrays
+from normscope.lab.loaders.cifar_batches import CLASSES, PIXELS, batch_records
 from normscope.lab.loaders.files import content
 
 Bytes = NDArray[np.uint8]
 CIFAR_RECORD = 1 + PIXELS  # a label, then red, green, blue
 MNIST_FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 IDX_HEADERS = {3: 16, 1: 8}  # bytes before the values, by the number of axes
 
 
@@ -52,21 +55,34 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def read_images(folder: Path) -> Images:
+    """Images and labels, as many of one as of the other."""
     files = image_files(folder)
     if files[0].suffix == ".npz":
-        return _archive(files[0])
-    if "_batch" in files[0].name:
-        return _cifar(files)
-    x_train, y_train, x_test, y_test = (_idx(path) for path in files)
-    return Images(x_train[:, None], y_train, x_test[:, None], y_test)
+        found = _archive(files[0])
+    elif "_batch" in files[0].name:
+        found = _cifar(files)
+    else:
+        found = Images(*(_idx(path, axes) for path, axes in zip(files, (3, 1, 3, 1), strict=True)))
+    for split, x, y in (("training", found.x_train, found.y_train), ("test", found.x_test, found.y_test)):
+        if len(x) != len(y) or not len(x):
+            raise ValueError(f"{folder}: there must be a {split} label for each image, got {len(x)} and {len(y)}")
+        if y.min() < 0 or y.max() >= CLASSES:
+            raise ValueError(f"{folder}: {split} labels must be from 0 to {CLASSES - 1}, got {y.min()} to {y.max()}")
+    return found
 
 
 def _archive(path: Path) -> Images:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            x_train, y_train, x_test, y_test = (archive[name] for name in ("x_train", "y_train", "x_test", "y_test"))
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} must be an .npz with x_train, y_train, x_test, y_test: {error}") from None
+    arrays = npz_arrays(path.read_bytes(), str(path), only=ARRAYS)
+    for name in ARRAYS:
+        if name not in arrays:
+            raise ValueError(f"{path} must have arrays {', '.join(ARRAYS)}, and has no {name}")
+        axes, kinds = ((3, 4), ("u1",)) if name[0] == "x" else ((1, 2), ("u1", "i1", "i2", "i4", "i8"))
+        if arrays[name].ndim not in axes or arrays[name].dtype.str[1:] not in kinds:
+            raise ValueError(
+                f"{path}: {name} must have {axes[0]} or {axes[1]} axes and dtype {' or '.join(kinds)}, "
+                f"got shape {quoted(arrays[name].shape)} and dtype {arrays[name].dtype.str[1:]}"
+            )
+    x_train, y_train, x_test, y_test = (arrays[name] for name in ARRAYS)
     return Images(_channels_first(x_train), y_train.ravel(), _channels_first(x_test), y_test.ravel())
 
 
@@ -95,10 +111,13 @@ def _records(path: Path) -> Bytes:
     return raw.reshape(-1, CIFAR_RECORD)
 
 
-def _idx(path: Path) -> Bytes:
-    raw = content(path)
-    axes = raw[3] if len(raw) > 3 and raw[:3] == b"\0\0\x08" else 0
-    if axes not in IDX_HEADERS:
-        raise ValueError(f"{path} must be MNIST's images or labels of bytes (IDX), got another header")
-    extents = np.frombuffer(raw, ">u4", axes, offset=4).astype(int)
-    return np.frombuffer(raw, np.uint8, offset=IDX_HEADERS[axes]).reshape(extents)
+def _idx(path: Path, axes: int) -> Bytes:
+    """Images (samples, 1, height, width), or labels."""
+    raw, header = content(path), IDX_HEADERS[axes]
+    if len(raw) < header or raw[:4] != bytes([0, 0, 8, axes]):
+        raise ValueError(f"{path} must be MNIST's {'labels' if axes == 1 else 'images'} of bytes (IDX), got others")
+    extents = np.frombuffer(raw, ">u4", axes, offset=4).tolist()
+    if math.prod(extents) != len(raw) - header:
+        raise ValueError(f"{path} must have {extents} bytes after its header, got {len(raw) - header}")
+    values = np.frombuffer(raw, np.uint8, offset=header).reshape(extents)
+    return values if axes == 1 else values[:, None]
