@@ -97,7 +97,7 @@ def test_tables_are_at_most_100_columns_wide_and_name_every_norm():
     for name in ("h.0.ln_1", "h.3.ln_2", "ln_f"):
         assert name in done.stdout
     assert "Where the inputs land" in done.stdout
-    assert re.search(r"norm +H 5% +H +H 95% +g=2 +g=4 +g=8 +g=16", done.stdout)
+    assert re.search(r"norm +not affine +H 5% +H +H 95% +g=2 +g=4 +g=8 +g=16", done.stdout)
 
 
 def test_ranges_prints_json_that_fits_its_schema_with_witnesses_near_their_bounds():

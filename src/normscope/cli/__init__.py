@@ -130,7 +130,7 @@ def _notes_in_one_line() -> Iterator[None]:
 def _tell(line: str) -> None:
     from normscope.checks import shortened
 
-    print(f"normscope: {printable(shortened(line, LONGEST_LINE))}", file=sys.stderr)
+    print(f"normscope: {shortened(printable(line), LONGEST_LINE)}", file=sys.stderr)
 
 
 def _said(error: ValueError | OSError | MemoryError) -> str:

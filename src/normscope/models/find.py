@@ -99,7 +99,7 @@ def _find_in_checkpoint(path: Path, inputs: Mapping[str, Any] | Sequence[Any] | 
         try:
             model = build_architecture(checkpoint.config) if checkpoint.config is not None else None
             if model is None:
-                norms = list(norms_by_name(checkpoint))
+                norms = [replace(found, unchecked=untraced) for found in norms_by_name(checkpoint)]
             else:
                 fitted = first_batch(model, inputs) if isinstance(inputs, Mapping) else inputs
                 graph, untraced = _traced(model, fitted, checkpoint.parameters, path if path.is_dir() else path.parent)
