@@ -12,7 +12,7 @@ import numpy as np
 from normscope.checks import Floats
 from normscope.separation.certificates import Ints
 from normscope.separation.checking import margins
-from normscope.separation.hull_proofs import WRONG, judged
+from normscope.separation.hull_proofs import PROVEN, WRONG, judged
 from normscope.separation.polish import Nearest, polish
 from normscope.separation.rational import Budget, separate, whole_differences
 from normscope.separation.whitening import Whitened
@@ -23,11 +23,12 @@ ROUNDING = 1e-13  # depth of 0 among unit generators below which floats do not s
 
 @dataclass(frozen=True, eq=False)
 class Settled:
-    """A query, or weights on indices."""
+    """A query, or weights on indices; not proven where rounding decides whether the weights reproduce the key."""
 
     query: Floats | None = None
     indices: Ints | None = None
     weights: Floats | None = None
+    proven: bool = True
 
 
 def settle(keys: Floats, whitened: Whitened, row: int, budget: Budget) -> Settled | None:
@@ -38,11 +39,12 @@ def settle(keys: Floats, whitened: Whitened, row: int, budget: Budget) -> Settle
     query = whitened.unscaled(-nearest.direction[None])
     if margins(keys, np.array([row]), query).proven[0] and (not whitened.biased or nearest.direction[-1] < 0):
         return Settled(query=query[0])
+    near = None
     if nearest.depth > ROUNDING:
-        settled = _weights(keys, whitened.biased, row, rivals, nearest, generators)
-        if settled is not None:
-            return settled
-    return _settle_exactly(keys, whitened.biased, row, rivals, nearest.active.tolist(), budget)
+        near = _weights(keys, whitened.biased, row, rivals, nearest, generators)
+        if near is not None and near.proven:
+            return near
+    return _settle_exactly(keys, whitened.biased, row, rivals, nearest.active.tolist(), budget) or near
 
 
 def _generators(keys: Floats, whitened: Whitened, row: int, rivals: Ints) -> Floats:
@@ -118,4 +120,4 @@ def _rounded_weights(keys: Floats, biased: bool, row: int, named: Ints, exact: l
 
 def _if_right(keys: Floats, biased: bool, row: int, indices: Ints, weights: Floats) -> Settled | None:
     found = judged(keys[[row]], keys[indices][None], weights[None], biased)
-    return None if found[0] == WRONG else Settled(indices=indices, weights=weights)
+    return None if found[0] == WRONG else Settled(indices=indices, weights=weights, proven=found[0] == PROVEN)
