@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from normscope.models.checkpoint import CheckpointError, open_checkpoint
+from normscope.errors import CheckpointError
+from normscope.models.checkpoint import open_checkpoint
 
 TORCH_DTYPES = {
     "F16": torch.float16,

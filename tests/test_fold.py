@@ -17,10 +17,10 @@ from torch import nn
 from folding_models import ARCHITECTURES, OTHERS, REQUIRED, folding_model
 from normscope.models.find import find
 from normscope.report.tables import tables
-from normscope.rewrite import weights
+from normscope.rewrite import folded_weights as weights
 from normscope.rewrite.fold import fold
 from normscope.rewrite.results import AFTER_LOOKUP, FOLDED, KEPT, NOTHING
-from normscope.rewrite.storage import NotTheSameError, save_folding
+from normscope.rewrite.saved_model import NotTheSameError, save_folding
 
 NORMS = {  # of one layer: how many norms; of them centred, centred but for a tied table, with gain 1
     "gpt2": (3, 0, 3, 2), "opt": (3, 0, 3, 2), "gpt_neox": (3, 3, 0, 3), "gptj": (2, 2, 0, 2), "falcon": (2, 0, 2, 1),

@@ -15,20 +15,20 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-import normscope.report.tables.fold_benchmark
 import normscope.report.tables.folding  # noqa: F401
 from folding_models import folding_model
-from normscope.benchmarks.fold import QUICK, run
 from normscope.cli.fold import fold as fold_command
 from normscope.data import bundled_model
 from normscope.files import new_folder
 from normscope.models.load import load_model
 from normscope.report.tables import tables
-from normscope.rewrite import storage, weights
+from normscope.rewrite import folded_weights as weights
+from normscope.rewrite import saved_model as storage
 from normscope.rewrite.certificate import difference, outputs_of
 from normscope.rewrite.fold import fold
-from normscope.rewrite.program import load_program
-from normscope.rewrite.storage import NotTheSameError, fold_checkpoint, save_folding, stored_dtype
+from normscope.rewrite.saved_model import NotTheSameError, fold_checkpoint, save_folding, stored_dtype
+from normscope.rewrite.saved_program import load_program
+from normscope_lab.bench.fold_bench import QUICK, run
 
 
 def command(*arguments):

@@ -11,7 +11,7 @@ from folding_models import folding_model
 from normscope.rewrite import certificate, uses
 from normscope.rewrite.fold import fold
 from normscope.rewrite.results import AFTER_LOOKUP, FOLDED, KEPT
-from normscope.rewrite.storage import save_folding
+from normscope.rewrite.saved_model import save_folding
 
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
 OTHERWISE = "in its place it computes something else than when it is asked by itself"

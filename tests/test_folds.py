@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from normscope import scaling_layer
-from normscope.capacity.certify import OPEN, certify, exact_labels
-from normscope.capacity.fold_search import BEND, BOUNDARIES, CENTRE, COST, TILT, TIP, best_folds, best_moves
-from normscope.capacity.folding import Items, apart
-from normscope.capacity.folds import WORST, fold_cost, folded, lined_up
+from normscope.capacity.crease_cost import WORST, fold_cost, folded, lined_up
+from normscope.capacity.crease_network import Items, apart
+from normscope.capacity.crease_search import BEND, BOUNDARIES, CENTRE, COST, TILT, TIP, best_folds, best_moves
 from normscope.capacity.line import choose_line
 from normscope.capacity.scaling_layer import AffineMap, layer_norm_network
+from normscope.certificates.check_networks import OPEN, certify, exact_labels
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -20,16 +20,16 @@ from scipy.optimize import nnls
 
 from normscope import Norm, load_network, memorize, selectable
 from normscope.capacity.shatter import shatter, verify_shattering
-from normscope.capacity.shatter_networks import all_labels, network_of
-from normscope.separation.findings import NEVER, TIED, WINS, Findings, load_findings, save_findings
-from normscope.separation.hull_proofs import NEAR_TIE, PROVEN, WRONG, judged
-from normscope.separation.own_directions import POWERS
-from normscope.separation.reach_checking import check_certificates
-from normscope.separation.search import Clock, search
+from normscope.capacity.shatter_state import all_labels, network_of
+from normscope.certificates.check_reachable_keys import check_certificates
+from normscope.certificates.check_tokens import first_fault
+from normscope.certificates.hull_proofs import NEAR_TIE, PROVEN, WRONG, judged
+from normscope.certificates.token_directions import POWERS
+from normscope.certificates.token_table import Outputs, Table
 from normscope.separation.storage import certificate_bytes, proven_in, verify_bytes
-from normscope.separation.table import Outputs, Table
-from normscope.separation.table_checking import first_fault
 from normscope.studies.memorize import verify_memorized
+from normscope.vocabulary.findings import NEVER, TIED, WINS, Findings, load_findings, save_findings
+from normscope.vocabulary.search import Clock, search
 from strategies import seeds
 
 # Alterations

@@ -8,8 +8,9 @@ import transformers
 from torch import nn
 from torch.nn import functional as F
 
-from normscope.models.examples import example_inputs
-from normscope.models.graph import GraphError, LinearReader, trace
+from normscope.errors import TraceError
+from normscope.models.example_inputs import example_inputs
+from normscope.models.graph import LinearReader, trace
 from tiny_models import CONFIGS, build
 
 
@@ -301,7 +302,7 @@ def test_training_mode_is_as_before():
 
 def test_what_cannot_be_traced_is_refused_in_one_line_and_leaves_the_model_as_it_was():
     model = Example(lambda self, x: self.first(x) if x.sum() > 0 else self.second(x))
-    with pytest.raises(GraphError, match="Example cannot be traced") as caught:
+    with pytest.raises(TraceError, match="Example cannot be traced") as caught:
         trace(model, (torch.zeros(2, 4, 6),))
     assert "\n" not in str(caught.value)
     assert model.training
@@ -317,7 +318,7 @@ def test_layers_hidden_in_a_region_of_their_own_are_refused():
         with torch.autocast("cpu", torch.bfloat16):
             return self.first(self.norm(x))
 
-    with pytest.raises(GraphError, match="region of their own"):
+    with pytest.raises(TraceError, match="region of their own"):
         graph_of(body)
 
 

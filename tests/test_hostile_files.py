@@ -14,8 +14,9 @@ import torch
 
 import normscope
 from normscope import checks
+from normscope.errors import CheckpointError
 from normscope.files import npz_arrays, unpacked
-from normscope.models.checkpoint import CheckpointError, open_checkpoint
+from normscope.models.checkpoint import open_checkpoint
 from normscope.studies.labelled_table import read_labelled_table
 
 

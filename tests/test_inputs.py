@@ -12,10 +12,10 @@ from torch import nn
 import normscope
 from architectures import made, random_model
 from normscope.data import bundled_model
-from normscope.models.examples import example_inputs
-from normscope.models.inputs import batches_for, first_batch, read_inputs
+from normscope.models.batches import batches_for, first_batch, read_inputs
+from normscope.models.example_inputs import example_inputs
 from normscope.models.load import text_batches
-from normscope.rewrite.storage import fold_checkpoint
+from normscope.rewrite.saved_model import fold_checkpoint
 from tiny_models import build
 
 SHAPES = {  # of an example, where it is more than token ids

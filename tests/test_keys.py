@@ -26,7 +26,7 @@ from normscope.data import sample_text
 from normscope.models.load import run_in_pieces
 from normscope.report.tables.shared import tables
 from normscope.separation.archive import save_archive, verify_archive
-from normscope.studies.key_questions import Question, verdict
+from normscope.studies.key_verdicts import Question, verdict
 from normscope.studies.keys import keys
 from tiny_models import TOKENS, build
 

@@ -12,12 +12,13 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from normscope.benchmarks import keys, requirements
-from normscope.benchmarks.key_sets import KINDS
 from normscope.cli.bench_keys import bench_keys
-from normscope.report.key_benchmark_picture import key_growth_picture
 from normscope.report.tables import duration, tables
-from normscope.report.tables.key_benchmark import ratio
+from normscope_lab.bench import keys_bench as keys
+from normscope_lab.bench import requirements
+from normscope_lab.bench.key_sets import KINDS
+from normscope_lab.bench.keys_picture import key_growth_picture
+from normscope_lab.tables.key_benchmark import ratio
 
 DOCS = Path(__file__).parent.parent / "docs"
 SCHEMA = json.loads(files("normscope").joinpath("schemas/bench_keys.json").read_text(encoding="utf-8"))

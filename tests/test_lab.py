@@ -23,13 +23,14 @@ from typer.testing import CliRunner
 
 from lab_data import write_all
 from normscope.cli import app
-from normscope.lab import statistics, translation
-from normscope.lab.catalogue import experiment_named, names
-from normscope.lab.keep import Keep
-from normscope.lab.key_inputs import shares, unselectable
-from normscope.lab.runs import reproduce
-from normscope.lab.statistics import mean_interval, paired_difference
 from normscope.report.tables import tables
+from normscope_lab.engine import statistics
+from normscope_lab.engine.keep import Keep
+from normscope_lab.engine.runs import reproduce
+from normscope_lab.engine.statistics import mean_interval, paired_difference
+from normscope_lab.experiments import translation
+from normscope_lab.experiments.catalogue import experiment_named, names
+from normscope_lab.training.key_inputs import shares, unselectable
 
 MAJORITY = {"samples": 60, "length": 20, "classes": 5, "batch": 8, "steps": 4, "epoch": 2, "every": 1}
 SMALL = {
@@ -132,7 +133,7 @@ def test_the_published_set_up_starts(name, tmp_path, data, scored):
 def test_a_run_that_was_killed_continues_to_the_same_result(workers, tmp_path):
     changes = {**MAJORITY, "steps": 60, "epoch": 1}
     program = (
-        "from pathlib import Path; from normscope.lab.runs import reproduce\n"
+        "from pathlib import Path; from normscope_lab.engine.runs import reproduce\n"
         "if __name__ == '__main__':\n"
         f"    reproduce('majority', Path('parts'), seeds=1, workers={workers}, changes={changes!r})"
     )

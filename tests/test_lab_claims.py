@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from normscope.capacity.scatter import ssr
-from normscope.lab.catalogue import experiment_named
-from normscope.lab.in_ellipsoid import _rows
-from normscope.lab.linear_limit import DATA
-from normscope.lab.runs import reproduce
 from normscope.norm import Norm
+from normscope_lab.engine.runs import reproduce
+from normscope_lab.experiments.catalogue import experiment_named
+from normscope_lab.experiments.ellipsoid_experiment import _rows
+from normscope_lab.experiments.lssr import DATA
 
 SMALL = {
     "hessian": {"channels": [12, 24], "inputs": 20},

@@ -13,19 +13,19 @@ from scipy.linalg import helmert
 from torch import nn
 
 from lab_data import write_all
-from normscope.lab.key_inputs import in_plane, seen_by, unselectable
-from normscope.lab.loaders.cifar_batches import batch_records
-from normscope.lab.loaders.files import fingerprints, place, text
-from normscope.lab.loaders.images import read_images
-from normscope.lab.loaders.parallel import read_parallel
-from normscope.lab.loaders.texts import whole_text
-from normscope.lab.majority_task import VARIANTS, Majority, OnlyScaling, random_partition, sequences
-from normscope.lab.training import cosine_decay, linear_decay, root_decay
-from normscope.lab.transformer import Attention, Block, DecoderBlock, FeedForward
-from normscope.lab.translation import in_batches, translations
-from normscope.lab.translation_model import BEGIN, END, PAD, Translator, translated
-from normscope.lab.vit import MARGIN, shifted
 from normscope.nn import Norm
+from normscope_lab.experiments.translation import in_batches, translations
+from normscope_lab.experiments.vit import MARGIN, shifted
+from normscope_lab.loaders.cifar_batches import batch_records
+from normscope_lab.loaders.data_files import fingerprints, place, text
+from normscope_lab.loaders.images import read_images
+from normscope_lab.loaders.parallel import read_parallel
+from normscope_lab.loaders.plain_texts import whole_text
+from normscope_lab.training.key_inputs import in_plane, seen_by, unselectable
+from normscope_lab.training.majority_task import VARIANTS, Majority, OnlyScaling, random_partition, sequences
+from normscope_lab.training.training_loop import cosine_decay, linear_decay, root_decay
+from normscope_lab.training.transformer import Attention, Block, DecoderBlock, FeedForward
+from normscope_lab.training.translation_model import BEGIN, END, PAD, Translator, translated
 
 TRANSLATOR = {
     "width": 8,

@@ -12,9 +12,9 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from normscope.benchmarks.lng import BOTH, FORWARD, QUICK, group_counts, run
 from normscope.cli.bench import bench
 from normscope.report.tables import duration, tables
+from normscope_lab.bench.lng_bench import BOTH, FORWARD, QUICK, group_counts, run
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -23,7 +23,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 def memory_as_it_is():
     """malloc is not told anything here: it would hold for all tests that follow."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("normscope.benchmarks.lng.keep_memory", lambda: False)
+        patch.setattr("normscope_lab.bench.lng_bench.keep_memory", lambda: False)
         yield
 
 

@@ -9,16 +9,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from normscope.separation import checking, many_sets
-from normscope.separation.checking import checked, first_fault, lifted, margins, residuals
-from normscope.separation.inside import inside_simplex
+from normscope.certificates import check_keys as checking
+from normscope.certificates.check_keys import checked, first_fault, lifted, margins, residuals
+from normscope.separation import many_sets
+from normscope.separation.coordinates import whiten
 from normscope.separation.inside_sets import inside_simplices
 from normscope.separation.joining import joined, placed
 from normscope.separation.nearest_sets import have_twins
+from normscope.separation.passes import solve
 from normscope.separation.selectable import selectable
-from normscope.separation.solve import solve
+from normscope.separation.simplex_weights import inside_simplex
 from normscope.separation.whitened_sets import whiten_sets
-from normscope.separation.whitening import whiten
 from strategies import seeds
 
 KINDS = ("ordinary", "normed", "grid", "low rank", "near twins", "twins", "near a face", "all equal", "mixed")

@@ -12,8 +12,8 @@ from torch import nn
 
 import normscope
 from normscope import LNNet, load_network, memorize
-from normscope.capacity.certify import certify
 from normscope.capacity.samples import checked_samples
+from normscope.certificates.check_networks import certify
 from test_folds import mp_scores
 
 seeds = st.integers(0, 2**32 - 1)

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 import normscope.report.tables  # noqa: F401  (registers all tables)
 from normscope import load_network
-from normscope.benchmarks.memorize import Task, run
 from normscope.cli import app
 from normscope.report.tables import tables
 from normscope.studies.labelled_table import read_labelled_table
 from normscope.studies.memorize import memorize
+from normscope_lab.bench.memorize_bench import Task, run
 
 DOCS = Path(__file__).parent.parent / "docs"
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normscope import selectable
-from normscope.benchmarks.linear_programs import PREFERS, preference
-from normscope.benchmarks.published_procedure import PublishedProcedure
+from normscope_lab.bench.linear_programs import PREFERS, preference
+from normscope_lab.bench.published_procedure import PublishedProcedure
 from strategies import seeds
 
 DIAMOND = np.array([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0], [0.2, 0.1]])

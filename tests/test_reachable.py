@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from normscope import Norm, save_certificates, selectable, verify_certificates
 from normscope.geometry import Ellipsoid
-from normscope.separation.ball import OPEN, REACHABLE, UNREACHABLE, reach, rivals_of
+from normscope.separation.ellipsoid_queries import OPEN, REACHABLE, UNREACHABLE, reach, rivals_of
 
 gurobipy = pytest.importorskip("gurobipy", reason="the cone program needs gurobipy, of the test extra")
 

@@ -38,7 +38,7 @@ def test_every_kept_run_is_whole(folder):
 
 
 def test_a_kept_finding_follows_from_the_kept_rows():
-    from normscope.lab.catalogue import experiment_named
+    from normscope_lab.experiments.catalogue import experiment_named
 
     folder = KEPT / "hessian-quick"
     found = json.loads((folder / "findings.json").read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normscope.separation.certificates import Query, Weights
+from normscope.certificates.key_certificates import Query, Weights
 from normscope.separation.selectable import selectable
 from strategies import seeds
 

@@ -15,11 +15,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from normscope import selectable
-from normscope.benchmarks import keys_agreement, requirements
-from normscope.benchmarks.key_sets import KINDS
-from normscope.benchmarks.linear_programs import PREFERS, preference
 from normscope.cli.bench_keys import bench_keys_agreement
-from normscope.report.tables import key_benchmark, tables  # noqa: F401  key_benchmark registers its tables
+from normscope.report.tables import tables
+from normscope_lab.bench import keys_agreement, requirements
+from normscope_lab.bench.key_sets import KINDS
+from normscope_lab.bench.linear_programs import PREFERS, preference
 from strategies import seeds
 
 SCHEMA = json.loads(files("normscope").joinpath("schemas/bench_keys_agreement.json").read_text(encoding="utf-8"))

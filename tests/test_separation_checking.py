@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normscope.separation import checking, hull_proofs, reach_checking
-from normscope.separation.checking import margins, residuals
+from normscope.certificates import check_keys as checking
+from normscope.certificates import check_reachable_keys as reach_checking
+from normscope.certificates import hull_proofs
+from normscope.certificates.check_keys import margins, residuals
 from strategies import seeds
 
 

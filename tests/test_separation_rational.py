@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normscope.separation.rational import Budget, separate, whole_differences
+from normscope.separation.exact_simplex import Budget, separate, whole_differences
 from strategies import seeds
 
 

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 import normscope
 from normscope.capacity import shatter as shattering
-from normscope.capacity.equal_folds import ROUNDNESS, folded_points, folding_numbers, maps_of, other_labels
-from normscope.capacity.fitting import _products, _solved, fitted, score, slope
+from normscope.capacity.equal_creases import ROUNDNESS, folded_points, folding_numbers, maps_of, other_labels
 from normscope.capacity.scaling_layer import layer_norm_network
 from normscope.capacity.shatter import shatter
-from normscope.capacity.shatter_networks import Networks, all_labels, shown
+from normscope.capacity.shatter_fit import _products, _solved, fitted, score, slope
+from normscope.capacity.shatter_state import Networks, all_labels, shown
 from normscope.cli import app
 from normscope.cli.shatter import shatter as command
 from normscope.report.tables import tables
@@ -203,7 +203,7 @@ def test_nothing_is_shown_of_a_network_that_is_wrong_or_has_no_direction():
 
 def test_nothing_is_shown_where_only_floats_are_wrong(monkeypatch):
     points, numbers, right = folded_points(1), folding_numbers(1, 1), np.array([1, 0, 1], np.int8)
-    monkeypatch.setattr("normscope.capacity.shatter_networks.float_right", lambda *_: False)
+    monkeypatch.setattr("normscope.capacity.shatter_state.float_right", lambda *_: False)
     assert shown(numbers, points, right) is None
 
 

@@ -10,8 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from normscope import Norm, selectable
-from normscope.separation import own_directions, table
-from normscope.separation.findings import (
+from normscope.certificates import token_directions as own_directions
+from normscope.certificates import token_table as table
+from normscope.certificates.check_tokens import first_fault, prefers, prefers_reachable, rules_out, verdict_of
+from normscope.certificates.token_directions import OwnDirections
+from normscope.certificates.token_table import Outputs, Table, View
+from normscope.vocabulary.findings import (
     NEVER,
     OPEN,
     TIED,
@@ -21,11 +25,8 @@ from normscope.separation.findings import (
     load_findings,
     save_findings,
 )
-from normscope.separation.frame import frame_of
-from normscope.separation.own_directions import OwnDirections
-from normscope.separation.search import Clock, search
-from normscope.separation.table import Outputs, Table, View
-from normscope.separation.table_checking import first_fault, prefers, prefers_reachable, rules_out, verdict_of
+from normscope.vocabulary.frame import frame_of
+from normscope.vocabulary.search import Clock, search
 from strategies import seeds
 
 
@@ -391,7 +392,7 @@ class StopsSoon(Clock):
 
 def test_what_was_found_is_kept_now_and_then(monkeypatch):
     kept = []
-    monkeypatch.setattr("normscope.separation.search.BETWEEN_SAVES", 0.0)
+    monkeypatch.setattr("normscope.vocabulary.search.BETWEEN_SAVES", 0.0)
     found_in(example_table(), Clock(keep=lambda: kept.append(1)))
     assert len(kept) > 3
 

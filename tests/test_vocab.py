@@ -13,15 +13,15 @@ from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 
-from normscope.benchmarks import vocab as bench
 from normscope.cli.vocab import vocab as command
 from normscope.data import bundled_model
 from normscope.models.load import load_model
 from normscope.report.tables import tables
 from normscope.report.tables.vocab import vocab_html
-from normscope.separation.findings import OPEN, load_findings
 from normscope.studies.vocab import verify_vocab, vocab
 from normscope.studies.vocab_results import Answer, Token, Vocab
+from normscope.vocabulary.findings import OPEN, load_findings
+from normscope_lab.bench import vocab_bench as bench
 
 EXAMPLE = {"input": torch.tensor([[0, 1, 2]])}
 

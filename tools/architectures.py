@@ -169,7 +169,7 @@ def soundness(architecture: str) -> dict:
 
     from architectures import random_model
     from normscope import ranges
-    from normscope.models.examples import example_inputs
+    from normscope.models.example_inputs import example_inputs
 
     linear = (torch.nn.Linear, Conv1D)
     shares: list[float] = []
@@ -245,7 +245,7 @@ def share(rows, low, high) -> float:
 
 
 def folded(folder: Path, out: Path, *, rms: bool = False) -> dict:
-    from normscope.rewrite.storage import fold_checkpoint
+    from normscope.rewrite.saved_model import fold_checkpoint
 
     folding = fold_checkpoint(folder, out, rms=rms)
     kept: Counter = Counter()
@@ -273,7 +273,7 @@ def captured(model) -> dict:
     import torch
 
     from normscope import capture, find
-    from normscope.models.examples import example_inputs
+    from normscope.models.example_inputs import example_inputs
 
     inputs = example_inputs(model)
     with capture(model) as seen, torch.no_grad():
@@ -293,7 +293,7 @@ def swapped(model) -> dict:
     import torch
 
     from normscope import swap
-    from normscope.models.examples import example_inputs
+    from normscope.models.example_inputs import example_inputs
     from normscope.models.float64_run import floats
     from normscope.rewrite.certificate import difference
 

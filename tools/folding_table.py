@@ -41,7 +41,7 @@ def row_of(architecture, name):
     """What became of one architecture."""
     from folding_models import folding_model
     from normscope.rewrite.fold import fold
-    from normscope.rewrite.storage import save_folding
+    from normscope.rewrite.saved_model import save_folding
 
     folding = fold(folding_model(architecture))
     with tempfile.TemporaryDirectory() as folder:

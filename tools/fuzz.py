@@ -162,7 +162,7 @@ def prepare_config(folder: Path) -> list[Path]:
 
 
 def prepare_tokenizer(folder: Path) -> list[Path]:
-    from normscope.lab.byte_pairs import learned_pairs
+    from normscope_lab.training.byte_pairs import learned_pairs
 
     tiny_gpt().save_pretrained(folder)
     learned_pairs(["to be or not to be"] * 9, 262, special=["<end>"]).save(str(folder / "tokenizer.json"))
@@ -241,8 +241,8 @@ def vocab_table(model: Path) -> Any:
 
 def read_vocab(path: Path) -> str | None:
     """What verify does, for a model that is read once."""
-    from normscope.separation.findings import load_findings
-    from normscope.separation.table_checking import first_fault
+    from normscope.certificates.check_tokens import first_fault
+    from normscope.vocabulary.findings import load_findings
 
     return first_fault(vocab_table(path.parent / "model"), load_findings(path).findings)
 
@@ -255,8 +255,8 @@ def prepare_shatter(folder: Path) -> list[Path]:
 
 
 def read_shatter(path: Path) -> str:
-    from normscope.capacity.equal_folds import folded_points
-    from normscope.capacity.shatter_networks import load_networks
+    from normscope.capacity.equal_creases import folded_points
+    from normscope.capacity.shatter_state import load_networks
 
     said = verified(path)
     load_networks(path, 2, 0, folded_points(2))
@@ -320,7 +320,7 @@ def prepare_images(folder: Path) -> list[Path]:
 
 
 def read_images(path: Path) -> None:
-    from normscope.lab.loaders.images import read_images as read
+    from normscope_lab.loaders.images import read_images as read
 
     images = read(path.parent)
     assert images.x_train.ndim == images.x_test.ndim == 4
@@ -338,9 +338,9 @@ def prepare_texts(folder: Path) -> list[Path]:
 
 
 def read_texts(path: Path) -> None:
-    from normscope.lab.loaders.parallel import read_parallel
-    from normscope.lab.loaders.texts import whole_text
     from normscope.models.load import read_text
+    from normscope_lab.loaders.parallel import read_parallel
+    from normscope_lab.loaders.plain_texts import whole_text
 
     if path.suffix == ".txt":
         whole_text(path.parent)
@@ -360,11 +360,11 @@ def read_labelled(path: Path) -> None:
 
 
 def prepare_run(folder: Path) -> list[Path]:
-    from normscope.lab.runs import reproduce
+    from normscope_lab.engine.runs import reproduce
 
     reproduce("random-keys", folder / "run", seeds=1, changes=TINY_RUN, workers=1)
     cells = sorted((folder / "run" / "cells").glob("*.json"))
-    from normscope.lab.keep import Keep
+    from normscope_lab.engine.keep import Keep
 
     Keep(folder, "cell").save({"epoch": 3, "rows": [{"loss": 0.5}]}, done=0.25)
     return [folder / "run" / "config.json", cells[0], folder / "cell.state", folder / "cell.done"]
@@ -375,9 +375,9 @@ TINY_RUN = {"channels": [2], "keys": [3], "runs": 1}
 
 def read_run(path: Path) -> None:
     """What a run that goes on reads of what is there, without the pictures that follow."""
-    from normscope.lab import runs
-    from normscope.lab.catalogue import experiment_named
-    from normscope.lab.keep import Keep
+    from normscope_lab.engine import runs
+    from normscope_lab.engine.keep import Keep
+    from normscope_lab.experiments.catalogue import experiment_named
 
     if path.stem == "cell":
         Keep(path.parent, "cell").load()
@@ -399,8 +399,8 @@ def prepare_settings(folder: Path) -> list[Path]:
 def read_settings(path: Path) -> None:
     """An experiment and what --set gives it, up to the cells that would be run."""
     from normscope.cli.reproduce import _change
-    from normscope.lab.catalogue import experiment_named
-    from normscope.lab.runs import _changed
+    from normscope_lab.engine.runs import _changed
+    from normscope_lab.experiments.catalogue import experiment_named
 
     name, _, changes = path.read_text("utf-8", "surrogateescape").partition(" ")
     experiment = experiment_named(name)

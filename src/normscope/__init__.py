@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from normscope import nn
+    from normscope.capacity.ln_net import LNNet, load_network
     from normscope.capacity.memorize import memorize
-    from normscope.capacity.network import LNNet, load_network
     from normscope.capacity.nonlinearity import bending, nonlinearity
     from normscope.capacity.scaling_layer import scaling_layer
     from normscope.capacity.scatter import lssr, scatter, ssr
@@ -37,7 +37,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Ellipsoid": "normscope.geometry",
     "EllipsoidSum": "normscope.geometry",
-    "LNNet": "normscope.capacity.network",
+    "LNNet": "normscope.capacity.ln_net",
     "Norm": "normscope.norm",
     "Selectable": "normscope.separation.selectable",
     "bending": "normscope.capacity.nonlinearity",
@@ -46,7 +46,7 @@ _HOMES = {
     "fold": "normscope.rewrite.fold",
     "inspect": "normscope.studies.inspect",
     "keys": "normscope.studies.keys",
-    "load_network": "normscope.capacity.network",
+    "load_network": "normscope.capacity.ln_net",
     "lssr": "normscope.capacity.scatter",
     "memorize": "normscope.capacity.memorize",
     "nonlinearity": "normscope.capacity.nonlinearity",

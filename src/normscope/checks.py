@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.errors import InputError
+
 Floats = NDArray[np.float64]
 LONGEST = 400  # characters of a message
 MOST_BITS = 256  # of whole numbers that are written out
@@ -24,12 +26,12 @@ def as_floats(value: Any, name: str) -> Floats:
             raise TypeError(f"values of dtype {array.dtype}")
         array = array.astype(np.float64, copy=False)
     except (TypeError, ValueError) as error:
-        raise ValueError(
+        raise InputError(
             f"{name} must be an array of real numbers, got {type(value).__name__}: {first_line(error)}"
         ) from None
     bad = np.count_nonzero(~np.isfinite(array))
     if bad:
-        raise ValueError(f"{name} must be finite, got {bad} NaN or infinite of {array.size} values")
+        raise InputError(f"{name} must be finite, got {bad} NaN or infinite of {array.size} values")
     return array
 
 
@@ -37,14 +39,14 @@ def as_vectors(value: Any, name: str, size: int) -> Floats:
     """value as float64 of shape (..., size): one vector or any stack of them."""
     array = as_floats(value, name)
     if array.ndim == 0 or array.shape[-1] != size:
-        raise ValueError(f"{name} must have {size} channels in its last axis, got shape {array.shape}")
+        raise InputError(f"{name} must have {size} channels in its last axis, got shape {array.shape}")
     return array
 
 
 def as_count(value: Any, name: str, least: int) -> int:
     """value as an int ≥ least; numpy integers count, bools and floats do not."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ValueError(f"{name} must be a whole number, {least} or more, got {quoted(value)}")
+        raise InputError(f"{name} must be a whole number, {least} or more, got {quoted(value)}")
     return int(value)
 
 
@@ -92,7 +94,7 @@ class _Memory:
 def allow_memory(gigabytes: float) -> None:
     """Change how much memory a file may ask for beyond its own size: 1 GB unless this is called."""
     if not gigabytes > 0:
-        raise ValueError(f"--max-gigabytes must be above 0, got {gigabytes!r}")
+        raise InputError(f"--max-gigabytes must be above 0, got {gigabytes!r}")
     _Memory.gigabytes = gigabytes
 
 
@@ -101,11 +103,11 @@ def require_memory(needed: int, stored: int, what: str) -> None:
 
     >>> require_memory(5 * 10**12, 3 * 10**6, "keys.npz")
     Traceback (most recent call last):
-    ValueError: keys.npz asks for 5000 GB of memory with 0.003 GB of data, and 1 GB is the limit: \
+    normscope.errors.InputError: keys.npz asks for 5000 GB of memory with 0.003 GB of data, and 1 GB is the limit: \
 if you trust it, allow more with normscope --max-gigabytes
     """
     if needed > max(_Memory.gigabytes * 1e9, stored):
-        raise ValueError(
+        raise InputError(
             f"{what} asks for {_gigabytes(needed)} of memory with {_gigabytes(stored)} of data, and "
             f"{_Memory.gigabytes:.4g} GB is the limit: if you trust it, allow more with normscope --max-gigabytes"
         )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normscope.checks import first_line, quoted, require_memory
+from normscope.errors import InputError
 
 try:
     import fcntl
@@ -41,7 +42,7 @@ NUMBERS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8
 def require_writable(path: Path, *, force: bool, endings: tuple[str, ...]) -> None:
     """Refuse a path that could not be written later, before any work is done."""
     if path.suffix.lower() not in endings:
-        raise ValueError(
+        raise InputError(
             f"{path} must end in {' or '.join(endings)}, got {repr(path.suffix) if path.suffix else 'no ending'}"
         )
     if not path.parent.is_dir():
@@ -159,24 +160,24 @@ def opened_archive(file: Path | io.BytesIO, name: str) -> Iterator[zipfile.ZipFi
     """A .zip or .npz file of that name; whatever is wrong with it, or with what is read of it inside, is ValueError."""
     kind = Path(name).suffix.lower() or ".zip"
     if not is_archive(file):
-        raise ValueError(f"{name} is not a readable {kind} file: it is no archive, or was cut off")
+        raise InputError(f"{name} is not a readable {kind} file: it is no archive, or was cut off")
     try:
         with zipfile.ZipFile(file) as archive:
             yield archive
     except (OSError, ValueError, EOFError, RuntimeError, struct.error, zlib.error, zipfile.BadZipFile) as error:
-        raise ValueError(f"{name} is not a readable {kind} file: {first_line(error)}") from None
+        raise InputError(f"{name} is not a readable {kind} file: {first_line(error)}") from None
 
 
 def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     """What one file in an archive holds, which is never more than the archive says."""
     if member.flag_bits & ENCRYPTED:
-        raise ValueError(f"{quoted(member.filename)} in it is encrypted: unpack it, and pack it without a password")
+        raise InputError(f"{quoted(member.filename)} in it is encrypted: unpack it, and pack it without a password")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError(f"{quoted(member.filename)} in it is compressed in another way than by deflate")
+        raise InputError(f"{quoted(member.filename)} in it is compressed in another way than by deflate")
     with archive.open(member) as file:
         content = file.read(member.file_size)  # without a size, a false one would be found out after it is unpacked
     if len(content) != member.file_size:
-        raise ValueError(f"{quoted(member.filename)} in it should have {member.file_size} bytes, got {len(content)}")
+        raise InputError(f"{quoted(member.filename)} in it should have {member.file_size} bytes, got {len(content)}")
     return content
 
 
@@ -190,7 +191,7 @@ def unpacked(content: bytes, name: str) -> bytes:
                 size += len(piece)
                 require_memory(size, len(content), name)
     except (EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"{name} is not a readable .gz file, or was not copied whole: {first_line(error)}") from None
+        raise InputError(f"{name} is not a readable .gz file, or was not copied whole: {first_line(error)}") from None
     return b"".join(pieces)
 
 
@@ -217,20 +218,20 @@ def _array(content: bytes, name: str) -> "NDArray[Any]":
             warnings.simplefilter("ignore")  # of odd literals in headers that are then refused
             shape, by_columns, dtype = headers[np.lib.format.read_magic(file)](file)
     except Exception as error:  # a damaged header can fail anywhere: KeyError, SyntaxError, TypeError, …
-        raise ValueError(f"array {quoted(name)} has no header of numpy's ({type(error).__name__})") from None
+        raise InputError(f"array {quoted(name)} has no header of numpy's ({type(error).__name__})") from None
     if dtype.str[1:] not in NUMBERS and dtype.kind not in "US":
-        raise ValueError(f"array {quoted(name)} must be of numbers or text, got dtype {quoted(dtype)}")
+        raise InputError(f"array {quoted(name)} must be of numbers or text, got dtype {quoted(dtype)}")
     left = len(content) - file.tell()
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != left or not dtype.itemsize:
-        raise ValueError(
+        raise InputError(
             f"array {quoted(name)} of shape {quoted(shape)} and dtype {dtype} does not fit the {left} bytes it has"
         )
     array = np.frombuffer(content, dtype, offset=file.tell())
     array = array.astype(dtype.newbyteorder("="))
     if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
-        raise ValueError(f"array {quoted(name)} must be of truths, bytes 0 and 1, got others")
+        raise InputError(f"array {quoted(name)} must be of truths, bytes 0 and 1, got others")
     if dtype.kind == "U" and array.view(np.uint32).max(initial=0) > sys.maxunicode:
-        raise ValueError(f"array {quoted(name)} must be of text, got numbers that are no characters")
+        raise InputError(f"array {quoted(name)} must be of text, got numbers that are no characters")
     return np.asarray(array.reshape(shape, order="F" if by_columns else "C"), order="C")
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from normscope.checks import Floats, as_count, as_floats, as_vectors, frozen
+from normscope.errors import InputError
 
 if TYPE_CHECKING:
     from normscope.geometry import Ellipsoid
@@ -60,21 +61,21 @@ class Norm:
     ) -> None:
         channels = as_floats(gain, "gain")
         if channels.ndim != 1 or not len(channels):
-            raise ValueError(f"gain must be a vector of one or more channels, got shape {channels.shape}")
+            raise InputError(f"gain must be a vector of one or more channels, got shape {channels.shape}")
         shift = np.zeros(len(channels)) if bias is None else as_floats(bias, "bias")
         if shift.shape != channels.shape:
-            raise ValueError(f"bias must have the shape of gain, {channels.shape}, got {shift.shape}")
+            raise InputError(f"bias must have the shape of gain, {channels.shape}, got {shift.shape}")
         groups = as_count(groups, "groups", least=1)
         if len(channels) % groups:
-            raise ValueError(
+            raise InputError(
                 f"groups must divide the number of channels, got {groups} groups of {len(channels)} channels"
             )
         floor = as_floats(eps, "eps")
         if floor.ndim or floor < 0:
-            raise ValueError(f"eps must be one number, 0 or more, got {eps!r}")
+            raise InputError(f"eps must be one number, 0 or more, got {eps!r}")
         for name, flag in (("project", project), ("scale", scale)):
             if not isinstance(flag, (bool, np.bool_)):
-                raise ValueError(f"{name} must be True or False, got {flag!r}")
+                raise InputError(f"{name} must be True or False, got {flag!r}")
         for name, value in (
             ("gain", frozen(channels)),
             ("bias", frozen(shift)),
@@ -130,7 +131,7 @@ class Norm:
         array([0.5])
         """
         if not self.scales:
-            raise ValueError(
+            raise InputError(
                 "nearness needs a norm that scales: without scaling, outputs are unbounded and have no surface"
             )
         scaled, _ = _scaled(self._split(self.project(x)), self.eps)
@@ -162,7 +163,7 @@ class Norm:
 
         x = as_vectors(x, "x", self.size)
         if x.ndim != 1:
-            raise ValueError(f"singular_values takes one point of {self.size} channels, got shape {x.shape}")
+            raise InputError(f"singular_values takes one point of {self.size} channels, got shape {x.shape}")
         scaled, root = self._scaled_at(x)
         return singular_values(self, scaled, root[..., 0])
 
@@ -183,7 +184,7 @@ class Norm:
         scaled, root = _scaled(projected, self.eps)
         if not root.all():
             what = "constant" if self.projects else "zero"
-            raise ValueError(
+            raise InputError(
                 f"the norm has no derivative here: x is {what} in a group and eps is 0; use eps > 0 or move x"
             )
         return scaled, root

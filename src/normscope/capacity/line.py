@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.checks import Floats
+from normscope.errors import InputError
 
 DIRECTIONS = 64
 LONGEST = np.finfo(np.float64).max
@@ -43,7 +44,7 @@ def choose_line(inputs: Floats, labels: NDArray[np.int64], seed: int) -> Line:
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         lines = [_line_along(weight, inputs, labels) for weight in _directions(inputs, seed)]
     if not any(np.isfinite(line.weight).all() for line in lines):
-        raise ValueError(
+        raise InputError(
             "samples must be laid on a line by numbers that floats have, but in every direction they spread by less "
             f"than {SHORTEST:.1e} or more than {LONGEST:.1e}, got values from {inputs.min():.3g} to "
             f"{inputs.max():.3g}: multiply them by a number that brings them near 1"

@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from normscope.capacity.certify import HIGHEST, Certificate, certify, float_labels
-from normscope.capacity.folding import LIMITS, Folding
+from normscope.capacity.crease_network import LIMITS, Folding
 from normscope.capacity.line import choose_line
-from normscope.capacity.merge import MergeNetwork, Merging, TooFewBitsError
-from normscope.capacity.network import LNNet, Origin
+from normscope.capacity.ln_net import LNNet, Origin
+from normscope.capacity.merge_network import MergeNetwork, Merging, TooFewBitsError
 from normscope.capacity.samples import Samples, checked_samples
 from normscope.capacity.scaling_layer import require_eps
+from normscope.certificates.check_networks import HIGHEST, Certificate, certify, float_labels
 from normscope.checks import Floats, as_count
+from normscope.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,10 +61,10 @@ def memorize(
     """
     start = time.process_time()
     if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+        raise InputError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     kind = str(dtype).removeprefix("torch.")
     if kind not in LIMITS:
-        raise ValueError(f"dtype must be one of {', '.join(LIMITS)}, got {dtype!r}")
+        raise InputError(f"dtype must be one of {', '.join(LIMITS)}, got {dtype!r}")
     require_eps(eps)
     checked = checked_samples(samples, labels, kind)
     search = Search(checked, kind, float(eps), as_count(seed, "seed", 0), start, float(seconds), progress)
@@ -131,7 +132,7 @@ class Search:
                     pass
             except TooFewBitsError:
                 if bits >= HIGHEST:
-                    raise ValueError(
+                    raise InputError(
                         f"samples must be told apart along a line, and are not in {bits} bits: "
                         "try another seed, or remove near copies with different labels"
                     ) from None
@@ -141,7 +142,7 @@ class Search:
             module = merging.network.rounded(getattr(torch, self._dtype))
             certificate = self._certificate(merging.network, module)
             if not certificate.holds:
-                raise ValueError(
+                raise InputError(
                     f"the network must classify all {certificate.samples} samples, and exact arithmetic "
                     f"shows it for {certificate.exact}: try another seed"
                 )

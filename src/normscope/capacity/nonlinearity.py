@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from normscope.checks import Floats, as_vectors
+from normscope.errors import InputError
 from normscope.norm import Norm
 
 PLACES = ("inside", "outside", "floor")  # of eps; compiled code knows them by their numbers
@@ -88,11 +89,11 @@ def admissible_groups(norm: Norm) -> tuple[int, ...]:
 
 
 def _bending(norm: Norm, x: ArrayLike, others: tuple[int, ...], eps_place: str) -> Bending:
-    from normscope.capacity.bend import bend_rows
+    from normscope.capacity.nonlinearity_loop import bend_rows
 
     x = as_vectors(x, "x", norm.size)
     if eps_place not in PLACES:
-        raise ValueError(f"eps_place must be one of {', '.join(PLACES)}, got {eps_place!r}")
+        raise InputError(f"eps_place must be one of {', '.join(PLACES)}, got {eps_place!r}")
     shape = x.shape[:-1]
     if not norm.scales or not x.size:
         return Bending(np.zeros(shape)[()], {groups: np.empty(shape) for groups in others})

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.checks import Floats, as_floats, shortened
+from normscope.errors import InputError
 
 NAMED = 3  # contradictions that a message names
 
@@ -28,24 +29,24 @@ def checked_samples(samples: Any, labels: Any, dtype: str) -> Samples:
     """
     given = as_floats(samples, "samples")
     if given.ndim != 2 or 0 in given.shape:
-        raise ValueError(f"samples must be a matrix, one row per sample, got shape {given.shape}")
+        raise InputError(f"samples must be a matrix, one row per sample, got shape {given.shape}")
     with np.errstate(over="ignore"):
         inputs = given.astype(dtype).astype(np.float64) + 0.0  # −0 and 0 are the same sample
     if not np.isfinite(inputs).all():
-        raise ValueError(f"samples must fit into {dtype}, got values up to {np.abs(given).max():.3g}")
+        raise InputError(f"samples must fit into {dtype}, got values up to {np.abs(given).max():.3g}")
     names = exact_labels(labels)
     if names.shape != (len(inputs),):
-        raise ValueError(f"labels must have one entry per sample, shape ({len(inputs)},), got shape {names.shape}")
+        raise InputError(f"labels must have one entry per sample, shape ({len(inputs)},), got shape {names.shape}")
     if names.dtype.kind not in "biuUf" or (
         names.dtype.kind == "f" and not (names.dtype.itemsize <= 8 and np.isfinite(names).all())
     ):
-        raise ValueError(
+        raise InputError(
             "labels must be whole numbers, text or finite numbers of up to 64 bits, "
             f"got values of dtype {names.dtype}{': decode them' if names.dtype.kind == 'S' else ''}"
         )
     classes, places = np.unique(names, return_inverse=True)
     if len(classes) < 2:
-        raise ValueError(f"labels must name two or more classes, got only {shortened(str(classes[0]), 80)}")
+        raise InputError(f"labels must name two or more classes, got only {shortened(str(classes[0]), 80)}")
     pairs = contradictions(inputs, names)
     if pairs:
         rounded = any((given[one] != given[other]).any() for one, other in pairs)
@@ -58,7 +59,7 @@ def exact_labels(labels: Any) -> NDArray[Any]:
     """Labels as an array that has kept every one of them: not 1 as '1', nor a large whole number as a float."""
     names = np.asarray(labels)
     if not hasattr(labels, "dtype") and names.ndim == 1 and names.dtype.kind in "Uf" and _changed(labels, names):
-        raise ValueError(
+        raise InputError(
             "labels must all be text, or all be numbers that one dtype holds exactly, "
             f"got a mixture that became {names.dtype}"
         )
@@ -92,4 +93,4 @@ def refuse_contradictions(
     named = [[f"{numbers[row]} ({shortened(str(names[row]), 40)})" for row in pair] for pair in pairs[:NAMED]]
     shown = ", ".join(" and ".join(pair) for pair in named)
     more = f", and {len(pairs) - NAMED} more" if len(pairs) > NAMED else ""
-    raise ValueError(f"samples with different labels must differ, got {where}: {shown}{more}")
+    raise InputError(f"samples with different labels must differ, got {where}: {shown}{more}")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from normscope.checks import Floats
+from normscope.errors import InputError
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +47,7 @@ def scaling_layer(*, eps: float = 0.0, dtype: "torch.dtype | None" = None) -> "n
 
 def require_eps(eps: float) -> None:
     if not (isinstance(eps, (int, float)) and 0 <= eps < math.inf):
-        raise ValueError(f"eps must be a finite number, 0 or more, got {eps!r}")
+        raise InputError(f"eps must be a finite number, 0 or more, got {eps!r}")
 
 
 def layer_norm_network(

@@ -27,12 +27,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from normscope.checks import Floats, as_floats
+from normscope.errors import InputError
 
 BLOCK = 2**20  # values that are worked on at a time: 8 MB
 ROUNDINGS = 4  # how many times a sample may have been rounded on its way
 
 
-class CoincidingSamplesError(ValueError):
+class CoincidingSamplesError(InputError):
     """All samples are the same: there is no scatter to take shares of."""
 
 
@@ -118,7 +119,7 @@ class _Classes:
         self.precision = _precision(samples)
         self._x = as_floats(samples, "samples")
         if self._x.ndim != 2 or not self._x.size:
-            raise ValueError(f"samples must be a matrix (one row per sample), got shape {self._x.shape}")
+            raise InputError(f"samples must be a matrix (one row per sample), got shape {self._x.shape}")
         self._y, sizes = class_numbers(labels, len(self._x))
         low, high = self._x.min(axis=0), self._x.max(axis=0)
         self._live = np.flatnonzero(low < high)
@@ -183,11 +184,11 @@ def class_numbers(labels: ArrayLike, samples: int) -> tuple[NDArray[np.intp], ND
         labels = labels.detach().cpu().numpy()
     names = np.asarray(labels)
     if names.shape != (samples,):
-        raise ValueError(f"labels must be one per sample, {samples} in all, got shape {names.shape}")
+        raise InputError(f"labels must be one per sample, {samples} in all, got shape {names.shape}")
     try:
         _, numbers, sizes = np.unique(names, return_inverse=True, return_counts=True)
     except TypeError as error:
-        raise ValueError(f"labels must be of one kind, all numbers or all strings: {error}") from None
+        raise InputError(f"labels must be of one kind, all numbers or all strings: {error}") from None
     if len(sizes) < 2:
-        raise ValueError(f"labels must name two or more classes, got {len(sizes)}")
+        raise InputError(f"labels must name two or more classes, got {len(sizes)}")
     return numbers, sizes

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from normscope.capacity.equal_folds import folded_points, folding_numbers, other_labels
-from normscope.capacity.fitting import fitted
+from normscope.capacity.equal_creases import folded_points, folding_numbers, other_labels
 from normscope.capacity.scaling_layer import WIDTH
-from normscope.capacity.shatter_networks import (
+from normscope.capacity.shatter_fit import fitted
+from normscope.capacity.shatter_state import (
     MOST,
     Networks,
     exchanged,
@@ -34,6 +34,7 @@ from normscope.capacity.shatter_networks import (
     require_networks,
 )
 from normscope.checks import Floats, as_count, frozen, quoted
+from normscope.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -115,11 +116,11 @@ class Shattering:
         """
         given = np.asarray(labels)
         if given.shape != self.points.shape or not np.isin(given, (0, 1)).all():
-            raise ValueError(f"labels must be 0 or 1 for each of {len(self.points)} points, got {labels!r}")
+            raise InputError(f"labels must be 0 or 1 for each of {len(self.points)} points, got {labels!r}")
         last = int(given[-1])
         labelling = int((given.astype(np.int64) != last) @ (1 << np.arange(len(given))))
         if not self.networks.certified[labelling]:
-            raise ValueError("labels must be certified to have a network, but none was found for these")
+            raise InputError("labels must be certified to have a network, but none was found for these")
         network = network_of(self.networks.numbers[labelling])
         return exchanged(network) if last else network
 
@@ -168,7 +169,7 @@ def shatter(
     started = time.process_time()
     depth, seed = as_count(depth, "depth", 1), as_count(seed, "seed", 0)
     if depth > DEEPEST:
-        raise ValueError(
+        raise InputError(
             f"depth must be {DEEPEST} or less, got {quoted(depth)}: depth {_folds(MOST)} is enough for {MOST} points"
         )
     chosen = _points(depth, min(2**depth + 1, USUAL) if points is None else as_count(points, "points", 2))
@@ -208,9 +209,9 @@ def verify_shattering(path: str | PathLike[str], *, progress: Progress = lambda 
 
 def _points(depth: int, count: int) -> Floats:
     if count > MOST:
-        raise ValueError(f"points must be {MOST} or fewer, got {quoted(count)}: each labelling needs a network")
+        raise InputError(f"points must be {MOST} or fewer, got {quoted(count)}: each labelling needs a network")
     if count > 2**depth + 1:
-        raise ValueError(
+        raise InputError(
             f"points must be {2**depth + 1} or fewer at depth {depth}, got {count}: "
             "the label changes at most 2^depth times along a line"
         )

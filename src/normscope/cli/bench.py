@@ -36,8 +36,8 @@ def bench_axes(
 ) -> None:
     """Semi-axes and axes of a LayerNorm, against torch.linalg.eigvalsh and eigh (about five minutes)."""
     require_picture(picture, force)
-    from normscope.benchmarks.axes import SIZES, run
     from normscope.report.pictures import growth_picture
+    from normscope_lab.bench.axes_bench import SIZES, run
 
     result = run(size or SIZES)
     contents = picture_of(picture, lambda: growth_picture(result))
@@ -49,7 +49,7 @@ def bench_axes(
 @bench.command("inspect")
 def bench_inspect(json: JsonFlag = False) -> None:
     """A checkpoint of 70B shape, inspected without loading it: CPU time and peak memory of a new process."""
-    from normscope.benchmarks.inspect import run
+    from normscope_lab.bench.inspect_bench import run
 
     show(run(), json)
 
@@ -57,6 +57,6 @@ def bench_inspect(json: JsonFlag = False) -> None:
 @bench.command("vocab")
 def bench_vocab(json: JsonFlag = False) -> None:
     """Own directions over a table of GPT-2's shape, 50,257 × 768, and their check (about five minutes)."""
-    from normscope.benchmarks.vocab import run
+    from normscope_lab.bench.vocab_bench import run
 
     show(run(), json)

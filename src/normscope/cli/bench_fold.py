@@ -14,6 +14,6 @@ def bench_fold(
     ] = False,
 ) -> None:
     """Speed of a 12 × 768 GPT-2 before and after folding: whole passes and norms alone (half an hour)."""
-    from normscope.benchmarks.fold import FULL, QUICK, run
+    from normscope_lab.bench.fold_bench import FULL, QUICK, run
 
     show(run(QUICK if quick else FULL), json)

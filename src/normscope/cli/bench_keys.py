@@ -26,8 +26,8 @@ def bench_keys(
 ) -> None:
     """Which keys can win, against the published procedure and a linear program per key (about ten minutes)."""
     require_picture(picture, force)
-    from normscope.benchmarks.keys import FULL, QUICK, run
-    from normscope.report.key_benchmark_picture import key_growth_picture
+    from normscope_lab.bench.keys_bench import FULL, QUICK, run
+    from normscope_lab.bench.keys_picture import key_growth_picture
 
     result = run(QUICK if quick else FULL)
     contents = picture_of(picture, lambda: key_growth_picture(result))
@@ -41,7 +41,7 @@ def bench_keys_agreement(
     json: JsonFlag = False,
 ) -> None:
     """Verdicts key by key against linear programs; exit code 1 if any differs (about two minutes)."""
-    from normscope.benchmarks.keys_agreement import run
+    from normscope_lab.bench.keys_agreement import run
 
     result = run(keys)
     show(result, json)

@@ -14,6 +14,6 @@ def bench_lng(
     ] = False,
 ) -> None:
     """LayerNorm, RMSNorm and LN-G, fused, against torch's ways to the same, forward and backward (some minutes)."""
-    from normscope.benchmarks.lng import FULL, QUICK, run
+    from normscope_lab.bench.lng_bench import FULL, QUICK, run
 
     show(run(QUICK if quick else FULL), json)

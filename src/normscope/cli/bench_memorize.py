@@ -15,6 +15,6 @@ def bench_memorize(
     seeds: Annotated[int, typer.Option(help="Runs of each task.", min=1)] = 5,
 ) -> None:
     """Depth, time and certificates of networks that memorise random labels (about half an hour)."""
-    from normscope.benchmarks.memorize import OTHER_TASKS, SIZES, run
+    from normscope_lab.bench.memorize_bench import OTHER_TASKS, SIZES, run
 
     show(run(samples or SIZES, () if samples else OTHER_TASKS, seeds, progress), json)

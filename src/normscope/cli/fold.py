@@ -39,7 +39,7 @@ def fold(
         from normscope.data import bundled_model
 
         source = bundled_model()
-    from normscope.rewrite.storage import NotTheSameError, fold_checkpoint
+    from normscope.rewrite.saved_model import NotTheSameError, fold_checkpoint
 
     try:
         result = fold_checkpoint(

@@ -26,6 +26,7 @@ from normscope.cli.options import (
     text_of,
     write,
 )
+from normscope.errors import InputError
 
 
 def inspect(
@@ -49,7 +50,7 @@ def inspect(
     require_writable(html, PAGES, force)
     require_picture(picture, force)
     if text is None and inputs is None and (device, dtype) != (DEVICE, DTYPE):
-        raise ValueError("--device and --dtype need --text or --inputs: without them the model is not run")
+        raise InputError("--device and --dtype need --text or --inputs: without them the model is not run")
     batch = inputs_of(inputs, text, lines)
     words = text_of(text)
     from normscope.report.pictures import geometry_picture
@@ -58,7 +59,7 @@ def inspect(
     result = study(model, text=words, lines=lines, inputs=batch, device=device, dtype=dtype, progress=progress)
     contents: dict[Path, bytes] = {}
     if html:
-        from normscope.report.html import render
+        from normscope.report.page import render
 
         contents[html] = render(result).encode()
     contents |= picture_of(picture, lambda: geometry_picture(result))

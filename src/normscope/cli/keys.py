@@ -28,6 +28,7 @@ from normscope.cli.options import (
     text_of,
     write,
 )
+from normscope.errors import InputError
 
 
 class At(StrEnum):
@@ -72,7 +73,7 @@ def keys(
     require_picture(picture, force)
     require_writable(certificates, ENDINGS, force)
     if text is None and inputs is None:
-        raise ValueError("keys are those of a text or of inputs: give --text (a file, or 'sample') or --inputs FILE")
+        raise InputError("keys are those of a text or of inputs: give --text (a file, or 'sample') or --inputs FILE")
     batch = inputs_of(inputs, text, lines)
     words = text_of(text)
     from normscope.studies.keys import keys as study

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normscope.errors import InputError
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
@@ -59,12 +61,12 @@ def text_of(given: str | None) -> str | None:
 def inputs_of(given: Path | None, text: str | None = None, lines: bool = False) -> "dict[str, Tensor] | None":
     """The batch that --inputs names; refused beside a text, as --lines is without one."""
     if lines and text is None:
-        raise ValueError("--lines needs --text: it is about the lines of a text")
+        raise InputError("--lines needs --text: it is about the lines of a text")
     if given is None:
         return None
     if text is not None:
-        raise ValueError("--text and --inputs can't be given together: the model runs on one of them")
-    from normscope.models.inputs import read_inputs
+        raise InputError("--text and --inputs can't be given together: the model runs on one of them")
+    from normscope.models.batches import read_inputs
 
     return read_inputs(given)
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from normscope.cli.options import JsonFlag, show
+from normscope.errors import InputError
 
 SPEED_SECONDS = 3600.0  # the time left is judged from the last hour: an epoch may take minutes
 PARTS = 1_000_000  # that the bar counts
@@ -41,8 +42,8 @@ def reproduce(
         _show_all(json)
         return
     if name is None:
-        raise ValueError("an experiment must be named: normscope reproduce --list shows all")
-    from normscope.lab.runs import reproduce as study
+        raise InputError("an experiment must be named: normscope reproduce --list shows all")
+    from normscope_lab.engine.runs import reproduce as study
 
     folder = out or Path("reproductions") / f"{name}-{preset}"
     command = shlex.join(["normscope", *sys.argv[1:]])
@@ -63,7 +64,7 @@ def reproduce(
 
 def _show_all(json: bool) -> None:
     """Every experiment in a line, or as JSON with what it needs and the settings of its presets."""
-    from normscope.lab.catalogue import experiment_named, names
+    from normscope_lab.experiments.catalogue import experiment_named, names
 
     experiments = [experiment_named(each) for each in names()]
     if not json:
@@ -98,7 +99,7 @@ def _change(text: str) -> tuple[str, Any]:
     except (ValueError, RecursionError):  # ValueError: not JSON, or a number of too many digits
         from normscope.checks import quoted
 
-        raise ValueError(f"--set must be NAME=VALUE, a value like 3, 0.5, true or [3, 4], got {quoted(text)}") from None
+        raise InputError(f"--set must be NAME=VALUE, a value like 3, 0.5, true or [3, 4], got {quoted(text)}") from None
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from zipfile import is_zipfile
 import typer
 
 from normscope.cli.options import JsonFlag, progress
+from normscope.errors import InputError
 
 LONGEST = 500  # characters of what is said
 
@@ -38,21 +39,23 @@ def verify(
 
 
 def _verified(file: Path, samples: Path | None, label: str | None) -> tuple[bool, str]:
-    from normscope.capacity import network, shatter_networks
+    from normscope.capacity import ln_net as network
+    from normscope.capacity import shatter_state as shatter_networks
     from normscope.files import said_format
-    from normscope.separation import archive, findings, storage
+    from normscope.separation import archive, storage
+    from normscope.vocabulary import findings
 
     if file.suffix.lower() in network.ENDINGS:
         from normscope.studies.memorize import verify_memorized
 
         if samples is None:
-            raise ValueError(f"{file} is a network: name the file that it has memorised as well")
+            raise InputError(f"{file} is a network: name the file that it has memorised as well")
         return verify_memorized(file, samples, label)
     if samples is not None or label is not None:
         given = samples if label is None else f"--label {label}"
-        raise ValueError(f"{file} is no network ({network.ENDINGS[0]}), and needs no samples: got {given}")
+        raise InputError(f"{file} is no network ({network.ENDINGS[0]}), and needs no samples: got {given}")
     if not is_zipfile(file):
-        raise ValueError(f"{file} holds no certificates: they are .npz, .zip or {network.ENDINGS[0]} files")
+        raise InputError(f"{file} holds no certificates: they are .npz, .zip or {network.ENDINGS[0]} files")
     if file.suffix.lower() in archive.ENDINGS:
         return archive.verify_archive(file)
     said = said_format(file)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from normscope.checks import Floats, as_count, as_floats, as_vectors, frozen
+from normscope.errors import InputError
 from normscope.geometry.factors import ChannelGain, DenseMap, Factor, ProjectedGain, length_of
 from normscope.norm import Norm
 
@@ -78,19 +79,19 @@ class BallImage(ABC):
         self._require_bounded("through")
         matrix = as_vectors(W, "W", self.size)
         if matrix.ndim != 2 or not len(matrix):
-            raise ValueError(
+            raise InputError(
                 f"W must be a matrix with {self.size} columns and at least one row, got shape {matrix.shape}"
             )
         shift = np.zeros(len(matrix)) if c is None else as_floats(c, "c")
         if shift.shape != (len(matrix),):
-            raise ValueError(f"c must have one entry per row of W, ({len(matrix)},), got shape {shift.shape}")
+            raise InputError(f"c must have one entry per row of W, ({len(matrix)},), got shape {shift.shape}")
         factors = [DenseMap(part) for part in self._pulled(matrix)]
         center = matrix @ self.center + shift
         return Ellipsoid(center, factors) if len(factors) == 1 else EllipsoidSum(center, factors)
 
     def _require_bounded(self, what: str) -> None:
         if not self.bounded:
-            raise ValueError(
+            raise InputError(
                 f"{what} needs a bounded set: without the scale step, "
                 f"outputs fill all of a {self.dimension}-dimensional flat"
             )
@@ -134,7 +135,7 @@ class Ellipsoid(BallImage):
         """The k longest axes, or all: (N, k), orthonormal columns in the order of `lengths`."""
         count = self.dimension if k is None else as_count(k, "k", least=0)
         if count > self.dimension:
-            raise ValueError(f"k must be at most the dimension, {self.dimension}, got {k}")
+            raise InputError(f"k must be at most the dimension, {self.dimension}, got {k}")
         return self._rows(self._descending[:count]).T
 
     @property

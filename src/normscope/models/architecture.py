@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from normscope.checks import first_line, quoted
+from normscope.errors import InputError
 from normscope.models import transformers_library as library
 from normscope.models.config_rules import FLAG, ConfigError, checked_config, key_of, most_modules
 
@@ -66,7 +67,7 @@ def explained(config: dict[str, Any], failed: str) -> Iterator[None]:
     if isinstance(problem, ConfigError):
         raise problem
     if problem is not None:
-        raise ValueError(f"{failed}: {first_line(problem)}") from None
+        raise InputError(f"{failed}: {first_line(problem)}") from None
 
 
 def notes_on(config: dict[str, Any]) -> tuple[str, ...]:
@@ -111,7 +112,7 @@ def _at_most(modules: int) -> Iterator[None]:
         nonlocal count
         count += 1
         if count > modules:
-            raise ValueError(f"it must have at most {modules} modules, got more: {FLAG} allows more")
+            raise InputError(f"it must have at most {modules} modules, got more: {FLAG} allows more")
 
     hook: Callable[[Any, str, Any], None] = counted
     handle = register_module_module_registration_hook(hook)

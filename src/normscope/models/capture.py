@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from normscope.errors import InputError
 from normscope.models.find import find_alone
 from normscope.models.found import FoundNorm, Inventory
 from normscope.models.heads import AttentionWatch, Heads
@@ -76,7 +77,7 @@ class capture:  # noqa: N801  (read as a verb: `with capture(model) as captured`
     ) -> None:
         self._model = model
         if isinstance(norms, str):
-            raise ValueError(
+            raise InputError(
                 f"norms must be True, False or a list of names, got the one name {norms!r}: put it in a list"
             )
         known = find_alone(model) if norms is True else norms if isinstance(norms, Inventory) else None

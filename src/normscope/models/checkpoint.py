@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from normscope.checks import first_line, quoted, shortened
+from normscope.errors import CheckpointError, InputError
 from normscope.models.gguf_file import GgufFile
 from normscope.models.safetensors_file import SafetensorsFile
 from normscope.models.torch_file import TorchFile
@@ -34,10 +35,6 @@ FILES: dict[str, tuple[str, Callable[[Path], _File]]] = {  # ending -> format, a
     ".bin": ("torch", TorchFile),
 }
 FOLDER = ("model.safetensors", "pytorch_model.bin")  # in the order in which transformers looks for them
-
-
-class CheckpointError(ValueError):
-    """A checkpoint cannot be opened or read: one line with the file, what is wrong with it and what to do."""
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -58,7 +55,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
             return Checkpoint(path, FILES[path.suffix.lower()][0], None, tensors)
         config = read_json(path / "config.json") if (path / "config.json").exists() else None
         if config is None and path.suffix.lower() in FILES:
-            raise ValueError(f"this is a folder, where a {path.suffix} file is needed; give the file in it")
+            raise InputError(f"this is a folder, where a {path.suffix} file is needed; give the file in it")
         return Checkpoint(path, "huggingface", config, _tensors_of_folder(path))
 
 
@@ -67,7 +64,7 @@ class Checkpoint:
 
     def __init__(self, path: Path, format: str, config: dict[str, Any] | None, tensors: Mapping[str, _File]) -> None:
         if not tensors:
-            raise ValueError("there are no tensors in it; give a checkpoint with weights")
+            raise InputError("there are no tensors in it; give a checkpoint with weights")
         self.path = path
         self.format = format  # "huggingface", "safetensors", "gguf", "torch"
         self.config = config  # of a folder: config.json
@@ -95,7 +92,7 @@ class Checkpoint:
         file = self._file(name)
         with _explained(self.path):
             if self._closed:
-                raise ValueError("the checkpoint was closed; open it again to read from it")
+                raise InputError("the checkpoint was closed; open it again to read from it")
             return _as_floats(name, file.read(name))
 
     def close(self) -> None:
@@ -149,16 +146,16 @@ def _tensors_of(path: Path) -> dict[str, _File]:
     """The tensors of one file, each with the file that holds it."""
     with _explained(path):
         if path.is_dir():
-            raise ValueError("this is a folder, where a file of weights is needed")
+            raise InputError("this is a folder, where a file of weights is needed")
         if not path.exists():
-            raise ValueError("no such file or folder; give a local path (nothing is downloaded)")
+            raise InputError("no such file or folder; give a local path (nothing is downloaded)")
         if path.suffix.lower() not in FILES:
-            raise ValueError(f"the ending must be one of {', '.join(FILES)}, got {path.suffix or 'none'!r}")
+            raise InputError(f"the ending must be one of {', '.join(FILES)}, got {path.suffix or 'none'!r}")
         if not path.is_file():
-            raise ValueError("this is a device or a pipe, where a file is needed")
+            raise InputError("this is a device or a pipe, where a file is needed")
         with path.open("rb") as opened:
             if opened.read(len(LFS_POINTER)) == LFS_POINTER:
-                raise ValueError("this is a Git LFS pointer, not the weights; run: git lfs pull")
+                raise InputError("this is a Git LFS pointer, not the weights; run: git lfs pull")
         file = FILES[path.suffix.lower()][1](path)
         return dict.fromkeys(file.shapes, file)
 
@@ -172,10 +169,10 @@ def _tensors_of_folder(folder: Path) -> dict[str, _File]:
             return _tensors_of_shards(index)
     found = [path.name for path in sorted(folder.iterdir()) if path.suffix.lower() in FILES]
     if found:
-        raise ValueError(
+        raise InputError(
             f"no {' or '.join(FOLDER)} in it, whole or with an index; give one file of it, such as {found[0]!r}"
         )
-    raise ValueError(f"no weights in the folder; it must hold {' or '.join(FOLDER)}, whole or with an index")
+    raise InputError(f"no weights in the folder; it must hold {' or '.join(FOLDER)}, whole or with an index")
 
 
 def _tensors_of_shards(index: Path) -> dict[str, _File]:
@@ -183,13 +180,13 @@ def _tensors_of_shards(index: Path) -> dict[str, _File]:
     with _explained(index):
         places = read_json(index).get("weight_map")
         if not isinstance(places, dict) or not all(isinstance(shard, str) for shard in places.values()):
-            raise ValueError("weight_map must map the names of tensors to files; download the index again")
+            raise InputError("weight_map must map the names of tensors to files; download the index again")
         tensors: dict[str, _File] = {}
         for shard in sorted(set(places.values())):
             tensors |= {name: file for name, file in _shard(index, shard).items() if places.get(name) == shard}
         lost = [name for name in places if name not in tensors]
         if lost:
-            raise ValueError(
+            raise InputError(
                 f"tensor {quoted(lost[0])} should be in {quoted(places[lost[0]])} but is not; "
                 "download index and shards again"
             )
@@ -198,11 +195,11 @@ def _tensors_of_shards(index: Path) -> dict[str, _File]:
 
 def _shard(index: Path, shard: str) -> dict[str, _File]:
     if shard in ("", ".", "..") or "/" in shard or "\\" in shard or ":" in shard:
-        raise ValueError(
+        raise InputError(
             f"a shard must be a file in the same folder, got {quoted(shard)}; do not trust this checkpoint"
         )
     if not (index.parent / shard).exists():
-        raise ValueError(f"the shard {quoted(shard)} is missing; download it into the same folder")
+        raise InputError(f"the shard {quoted(shard)} is missing; download it into the same folder")
     return _tensors_of(index.parent / shard)
 
 
@@ -212,9 +209,9 @@ def read_json(path: Path) -> dict[str, Any]:
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"this is not JSON ({first_line(error)}); copy or download it again") from None
+            raise InputError(f"this is not JSON ({first_line(error)}); copy or download it again") from None
         if not isinstance(value, dict):
-            raise ValueError(f"this must be a JSON object, got {type(value).__name__}; copy or download it again")
+            raise InputError(f"this must be a JSON object, got {type(value).__name__}; copy or download it again")
         return value
 
 
@@ -222,11 +219,11 @@ def _as_floats(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """A copy, so that nothing stays mapped through it."""
     odd = tensor.is_complex() or tensor.is_quantized or tensor.is_meta or tensor.layout is not torch.strided
     if odd:
-        raise ValueError(f"tensor {quoted(name)} must be dense real numbers, got {tensor.dtype}, {tensor.layout}")
+        raise InputError(f"tensor {quoted(name)} must be dense real numbers, got {tensor.dtype}, {tensor.layout}")
     wide = tensor.dtype == torch.float64 or not tensor.is_floating_point()
     try:
         return tensor.detach().to(torch.float64 if wide else torch.float32, copy=True)
     except RuntimeError as error:
-        raise ValueError(
+        raise InputError(
             f"tensor {quoted(name)} of {tensor.dtype} cannot be read as floats: {first_line(error)}"
         ) from None

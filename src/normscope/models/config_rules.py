@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from normscope.checks import quoted, shortened
+from normscope.errors import InputError
 from normscope.models import transformers_library as library
 
 NOTES = ("auto_map", "name_or_path", "transformers_weights", "tokenizer_class")
@@ -32,7 +33,7 @@ class _Limit:
     modules = 50_000  # parts of a model: layers, and what they are made of
 
 
-class ConfigError(ValueError):
+class ConfigError(InputError):
     """A config.json that is refused, with the key, its value and what is expected."""
 
     def __init__(self, key: str, expected: str) -> None:
@@ -42,7 +43,7 @@ class ConfigError(ValueError):
 def allow_modules(count: int) -> None:
     """Change how many modules a model that a config.json describes may have: 50,000 unless this is called."""
     if count < 1:
-        raise ValueError(f"{FLAG} must be 1 or more, got {count}")
+        raise InputError(f"{FLAG} must be 1 or more, got {count}")
     _Limit.modules = count
 
 

@@ -13,15 +13,16 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_map
 
 from normscope.checks import first_line
+from normscope.errors import CheckpointError, InputError
 from normscope.models.architecture import build_architecture, notes_on, stored_names
-from normscope.models.by_name import norms_by_name
-from normscope.models.checkpoint import Checkpoint, CheckpointError, open_checkpoint
-from normscope.models.examples import example_inputs
+from normscope.models.batches import first_batch
+from normscope.models.checkpoint import Checkpoint, open_checkpoint
+from normscope.models.example_inputs import example_inputs
 from normscope.models.float64_run import run_call
 from normscope.models.found import FoundNorm, Inventory
 from normscope.models.graph import ModelGraph, trace
 from normscope.models.in_place import FunctionNorm, InPlace, function_norms, in_place
-from normscope.models.inputs import first_batch
+from normscope.models.norms_by_name import norms_by_name
 from normscope.models.probe import Form, form_of
 from normscope.norm import Norm
 
@@ -42,7 +43,7 @@ def find(model: nn.Module | str | Path, *, inputs: Mapping[str, Any] | Sequence[
         return _find_in_module(model, *_traced(model, inputs))
     if isinstance(model, (str, Path)):
         return _find_in_checkpoint(Path(model), inputs)
-    raise ValueError(f"model must be a torch module or a path to a checkpoint, got {type(model).__name__}")
+    raise InputError(f"model must be a torch module or a path to a checkpoint, got {type(model).__name__}")
 
 
 def find_alone(model: nn.Module) -> Inventory:
@@ -78,7 +79,7 @@ def _find_in_module(model: nn.Module, graph: ModelGraph | None, untraced: str | 
     def stored(name: str) -> tuple[str, Tensor]:
         values: Tensor = attrgetter(name)(model)
         if values.is_meta:
-            raise ValueError(f"{name} has no values (it is on the meta device): load the weights first")
+            raise InputError(f"{name} has no values (it is on the meta device): load the weights first")
         return name, values
 
     return Inventory(
@@ -225,7 +226,7 @@ def _norm(name: str, form: Form, gain: Any, bias: Any) -> Norm:
             groups=form.groups,
         )
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise InputError(f"{name}: {error}") from None
 
 
 def _found_function(graph: ModelGraph, called: FunctionNorm, stored: Stored) -> FoundNorm:
@@ -262,10 +263,10 @@ class _StoredTensors:
     def __call__(self, name: str) -> tuple[str, Tensor]:
         stored, path = self._stored.get(name), name.rpartition(".")[0]
         if stored is None:
-            raise ValueError(f"config.json describes a norm {path}, but there is no tensor {name}")
+            raise InputError(f"config.json describes a norm {path}, but there is no tensor {name}")
         shape, described = self._checkpoint.shape(stored), self._model.get_parameter(name).shape
         if shape != tuple(described):
-            raise ValueError(f"{stored} has shape {shape}, but config.json makes it {tuple(described)}")
+            raise InputError(f"{stored} has shape {shape}, but config.json makes it {tuple(described)}")
         return stored, self._checkpoint.tensor(stored)
 
     def undescribed(self) -> Iterator[FoundNorm]:

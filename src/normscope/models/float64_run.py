@@ -15,8 +15,9 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from normscope.checks import first_line
+from normscope.errors import InputError
 from normscope.models.graph import Call, ModelGraph
-from normscope.models.operations import kind_of
+from normscope.models.graph_operations import kind_of
 
 CHECKS = {"_assert_tensor_metadata"}  # of dtypes, which are others here
 
@@ -41,7 +42,7 @@ def evaluate(
         with torch.no_grad():
             outputs = _InFloat64(program.graph_module, watch).run(*inputs)
     except Exception as error:  # an operation may not exist in float64
-        raise ValueError(f"the traced call can't be computed in float64: {first_line(error)}") from error
+        raise InputError(f"the traced call can't be computed in float64: {first_line(error)}") from error
     return floats(outputs)
 
 
@@ -61,7 +62,7 @@ def run_call(
 
     def computed(node: Node) -> Any:
         if node.op != "call_function" or (node not in call and node not in graph.constants):
-            raise ValueError(f"it depends on {node.name}, which is not one of its inputs")
+            raise InputError(f"it depends on {node.name}, which is not one of its inputs")
         if kind_of(node) in CHECKS:
             return None
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
@@ -80,10 +81,10 @@ def _placeholder(graph: ModelGraph, node: Node, stored: Callable[[str], Tensor])
         return _lifted(stored(name))  # type: ignore[no-any-return]
     constants = graph.program.graph_signature.inputs_to_lifted_tensor_constants
     if node.name not in constants:
-        raise ValueError(f"it depends on the input {node.name} of the model")
+        raise InputError(f"it depends on the input {node.name} of the model")
     constant = graph.program.constants[constants[node.name]]
     if not isinstance(constant, Tensor) or constant.is_meta:
-        raise ValueError(f"the constant {constants[node.name]} has no values")
+        raise InputError(f"the constant {constants[node.name]} has no values")
     return constant.cpu().double() if constant.is_floating_point() else constant.cpu()
 
 

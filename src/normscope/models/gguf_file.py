@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from normscope.checks import quoted
+from normscope.errors import InputError
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
@@ -49,7 +50,7 @@ class GgufFile:
         _require_gguf()
         size = path.stat().st_size
         if not size:
-            raise ValueError(f"the file is empty; {DAMAGED}")
+            raise InputError(f"the file is empty; {DAMAGED}")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             self.metadata, self._extents = _header(_Cursor(data, size))
         self.shapes = {name: extent.shape for name, extent in self._extents.items()}
@@ -89,13 +90,13 @@ class _Cursor:
         try:
             return self.data[begin : self.position].decode("utf-8")
         except UnicodeDecodeError:
-            raise ValueError(f"text at byte {begin} of the header is not UTF-8; {DAMAGED}") from None
+            raise InputError(f"text at byte {begin} of the header is not UTF-8; {DAMAGED}") from None
 
     def skip(self, count: int) -> int:
         """Moves on, and returns the position before."""
         begin = self.position
         if count > self.size - begin:
-            raise ValueError(
+            raise InputError(
                 f"the header needs {count} bytes at byte {begin}, but the file ends at {self.size}; {DAMAGED}"
             )
         self.position += count
@@ -106,23 +107,23 @@ def _require_gguf() -> None:
     try:
         import gguf  # noqa: F401
     except ModuleNotFoundError:
-        raise ValueError("reading .gguf files needs the package gguf: pip install normscope[gguf]") from None
+        raise InputError("reading .gguf files needs the package gguf: pip install normscope[gguf]") from None
 
 
 def _header(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, _Extent]]:
     if cursor.data[:4] != b"GGUF":
-        raise ValueError("this is no GGUF file: it does not start with 'GGUF'; use a model converted for llama.cpp")
+        raise InputError("this is no GGUF file: it does not start with 'GGUF'; use a model converted for llama.cpp")
     cursor.skip(4)
     version = cursor.number("I")
     if version not in VERSIONS:
-        raise ValueError(
+        raise InputError(
             f"GGUF version must be one of {VERSIONS}, got {version} (a big-endian file shows a huge number); "
             "convert the model again with a current llama.cpp"
         )
     tensors, pairs = cursor.number("Q"), cursor.number("Q")
     metadata = _pairs(cursor, pairs)
     if metadata.get("split.count", 0) not in (0, 1):
-        raise ValueError(
+        raise InputError(
             f"this is one of {metadata['split.count']} parts of a model; join them with llama-gguf-split --merge"
         )
     return metadata, _tensors(cursor, tensors, metadata.get("general.alignment", 32))
@@ -134,7 +135,7 @@ def _pairs(cursor: _Cursor, count: int) -> dict[str, Any]:
     for _ in range(count):
         key, kind = cursor.text(), cursor.number("I")
         if key in values:
-            raise ValueError(f"key {quoted(key)} is there more than once; {DAMAGED}")
+            raise InputError(f"key {quoted(key)} is there more than once; {DAMAGED}")
         if kind == ARRAY:
             _skip_array(cursor, key)
         else:
@@ -153,28 +154,28 @@ def _skip_array(cursor: _Cursor, key: str) -> None:
 
 def _scalar(kind: int, key: str) -> str:
     if kind not in SCALARS:
-        raise ValueError(f"key {quoted(key)} must have a value of a type from 0 to 12, or an array of such, got {kind}")
+        raise InputError(f"key {quoted(key)} must have a value of a type from 0 to 12, or an array of such, got {kind}")
     return SCALARS[kind]
 
 
 def _tensors(cursor: _Cursor, count: int, alignment: Any) -> dict[str, _Extent]:
     if type(alignment) is not int or alignment < 1:
-        raise ValueError(f"general.alignment must be a whole number from 1, got {quoted(alignment)}; {DAMAGED}")
+        raise InputError(f"general.alignment must be a whole number from 1, got {quoted(alignment)}; {DAMAGED}")
     extents: dict[str, _Extent] = {}
     for _ in range(count):
         name, extent = _tensor(cursor)
         if name in extents:
-            raise ValueError(f"tensor {quoted(name)} is there more than once; {DAMAGED}")
+            raise InputError(f"tensor {quoted(name)} is there more than once; {DAMAGED}")
         extents[name] = extent
     start = -(-cursor.position // alignment) * alignment
     extents = {name: extent._replace(begin=start + extent.begin) for name, extent in extents.items()}
     reached, last = start, ""
     for name, extent in sorted(extents.items(), key=lambda item: (item[1].begin, item[1].size)):
         if extent.begin < reached:
-            raise ValueError(f"tensors {quoted(last)} and {quoted(name)} overlap in the file; {DAMAGED}")
+            raise InputError(f"tensors {quoted(last)} and {quoted(name)} overlap in the file; {DAMAGED}")
         reached, last = extent.begin + extent.size, name
         if reached > cursor.size:
-            raise ValueError(f"tensor {quoted(name)} ends at byte {reached} but the file at {cursor.size}; {DAMAGED}")
+            raise InputError(f"tensor {quoted(name)} ends at byte {reached} but the file at {cursor.size}; {DAMAGED}")
     return extents
 
 
@@ -184,22 +185,22 @@ def _tensor(cursor: _Cursor) -> tuple[str, _Extent]:
 
     name, dimensions = cursor.text(), cursor.number("I")
     if dimensions > MOST_DIMENSIONS:
-        raise ValueError(
+        raise InputError(
             f"tensor {quoted(name)} must have at most {MOST_DIMENSIONS} dimensions, got {dimensions}; {DAMAGED}"
         )
     shape = tuple(reversed([cursor.number("Q") for _ in range(dimensions)]))
     code, begin = cursor.number("I"), cursor.number("Q")
     if prod(max(length, 1) for length in shape) >= 2**63:
-        raise ValueError(f"tensor {quoted(name)} cannot have shape {shape}; {DAMAGED}")
+        raise InputError(f"tensor {quoted(name)} cannot have shape {shape}; {DAMAGED}")
     try:
         kind = GGMLQuantizationType(code)
         block, block_bytes = GGML_QUANT_SIZES[kind]
     except (ValueError, KeyError):
-        raise ValueError(
+        raise InputError(
             f"tensor {quoted(name)} is stored as type {code}, unknown to gguf: pip install -U gguf"
         ) from None
     if (shape[-1] if shape else 1) % block:
-        raise ValueError(f"tensor {quoted(name)} must have rows in blocks of {block} ({kind.name}), got shape {shape}")
+        raise InputError(f"tensor {quoted(name)} must have rows in blocks of {block} ({kind.name}), got shape {shape}")
     return name, _Extent(kind, shape, begin, prod(shape) // block * block_bytes)
 
 
@@ -219,4 +220,4 @@ def _decoded(name: str, stored: Any, extent: _Extent) -> Any:
         with np.errstate(all="ignore"):  # NaN and infinity are values like others here
             return np.array(dequantize(rows, extent.type), dtype=np.float32).reshape(extent.shape)
     except NotImplementedError:
-        raise ValueError(f"tensor {quoted(name)} is stored as {extent.type.name}, which gguf cannot decode") from None
+        raise InputError(f"tensor {quoted(name)} is stored as {extent.type.name}, which gguf cannot decode") from None

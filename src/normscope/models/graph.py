@@ -21,7 +21,8 @@ from torch._ops import HigherOrderOperator
 from torch.fx import Node
 
 from normscope.checks import first_line
-from normscope.models.operations import (
+from normscope.errors import InputError, TraceError
+from normscope.models.graph_operations import (
     COPIES,
     after_move,
     handed_in,
@@ -39,10 +40,6 @@ PRODUCTS = {"linear", "addmm", "mm", "matmul", "bmm", "baddbmm", "einsum"}
 
 
 Call = dict[Node, None]  # the operations of one call of a module, in order
-
-
-class GraphError(ValueError):
-    """The model cannot be traced; the message says why, in one line."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ def trace(model: nn.Module, example: Mapping[str, Any] | Sequence[Any]) -> "Mode
         with as_exported(model):
             program = torch.export.export(model, args, kwargs, strict=False)
     except Exception as error:  # torch.export runs the model's own code, which may raise anything
-        raise GraphError(f"{type(model).__name__} cannot be traced: {first_line(error)}") from error
+        raise TraceError(f"{type(model).__name__} cannot be traced: {first_line(error)}") from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
     return ModelGraph(program, model)
@@ -132,7 +129,7 @@ class ModelGraph:
         self._functions: set[str] = set()  # names given to calls of functions
         for node in self._order:
             if isinstance(node.target, HigherOrderOperator) and self._weighted & set(node.all_input_nodes):
-                raise GraphError(
+                raise TraceError(
                     f"{type(model).__name__} cannot be traced: layers in a region of their own, {node.name}, are hidden"
                 )
 
@@ -249,7 +246,7 @@ class ModelGraph:
     def calls_of(self, name: str) -> list[Call]:
         """The calls of a module, each by the operations that belong to it."""
         if name not in self._names:
-            raise ValueError(f"name must be a module of the traced model, got {name!r}")
+            raise InputError(f"name must be a module of the traced model, got {name!r}")
         return list(self._calls.get(self._names[name], {}).values())
 
     def name_function(self, name: str, calls: Iterable[Node]) -> None:

@@ -29,7 +29,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from normscope.models.scores import (
+from normscope.errors import InputError
+from normscope.models.attention_products import (
     MULTIPLYING,
     Product,
     Running,
@@ -107,7 +108,7 @@ class Heads:
 
     def _same(self, values: list[Any]) -> Any:
         if len(set(values)) > 1:
-            raise ValueError(
+            raise InputError(
                 f"all calls must scale their scores alike to be joined, got {values}; clear() between them"
             )
         return values[0]
@@ -119,7 +120,7 @@ class Heads:
 def _joined(calls: list[Tensor]) -> Tensor:
     shapes = {tuple(call.shape[1:]) for call in calls}
     if len(shapes) > 1:
-        raise ValueError(f"calls must have the same shape to be joined, got {sorted(shapes)}; clear() between them")
+        raise InputError(f"calls must have the same shape to be joined, got {sorted(shapes)}; clear() between them")
     return calls[0] if len(calls) == 1 else torch.cat(calls)
 
 
@@ -139,7 +140,7 @@ class AttentionWatch:
         self._asked = None if layers is None else list(layers)
         unknown = set(self._asked or ()) - set(self._modules)
         if unknown:
-            raise ValueError(f"heads must be names of modules of the model, got {sorted(unknown)}")
+            raise InputError(f"heads must be names of modules of the model, got {sorted(unknown)}")
         self._layers = {name for name, module in self._modules.items() if next(module.parameters(), None) is not None}
         self._running: list[Running] = []
         self._products: MutableMapping[Tensor, Product] = WeakTensorKeyDictionary()  # scores on their way to a softmax

@@ -27,10 +27,11 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from normscope.checks import Floats, first_line
+from normscope.errors import InputError
 from normscope.models.float64_run import run_call
 from normscope.models.found import Gate
 from normscope.models.graph import Call, ModelGraph
-from normscope.models.operations import is_float, kind_of
+from normscope.models.graph_operations import is_float, kind_of
 from normscope.models.probe import Form, NoAnswerError, deviation, fit, with_declared_eps
 from normscope.norm import Norm
 
@@ -214,7 +215,7 @@ class _CallRun:
         if id(tensor) in self._own:
             return self._own[id(tensor)]
         if tensor.is_meta:
-            raise ValueError(f"it needs the values of {name}, which are not at hand")
+            raise InputError(f"it needs the values of {name}, which are not at hand")
         return tensor.detach()
 
 

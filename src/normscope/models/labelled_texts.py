@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from normscope.checks import quoted
+from normscope.errors import InputError
 from normscope.models.load import TextBatches, load_tokenizer, read_text, text_batches
 
 
@@ -19,18 +20,18 @@ def read_labelled(path: Path) -> tuple[list[str], list[str]]:
             continue
         text, _, label = (part.strip() for part in line.rpartition("\t"))
         if not text or not label:
-            raise ValueError(f"{path}: line {number} must be a text, a tab and a label, got {line[:60]!r}")
+            raise InputError(f"{path}: line {number} must be a text, a tab and a label, got {line[:60]!r}")
         texts.append(text)
         labels.append(label)
         first_line.setdefault(label, number)
     for label, count in Counter(labels).items():
         if count == 1:
-            raise ValueError(
+            raise InputError(
                 f"{path}: each label must occur twice or more, got {quoted(label)} only in line {first_line[label]}: "
                 "take out that line, if it is a heading"
             )
     if len(first_line) < 2:
-        raise ValueError(f"{path}: there must be two or more labels, got {len(first_line)}")
+        raise InputError(f"{path}: there must be two or more labels, got {len(first_line)}")
     return texts, labels
 
 
@@ -42,6 +43,6 @@ def batches_of_texts(path: Path, model: nn.Module, texts: Sequence[str]) -> Iter
         try:
             batches = TextBatches(text, tokenizer, model)
         except ValueError as error:
-            raise ValueError(f"text {number + 1}: {error}") from None
+            raise InputError(f"text {number + 1}: {error}") from None
         for batch in batches:
             yield number, batch

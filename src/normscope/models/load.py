@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from normscope.checks import first_line, quoted
+from normscope.errors import CheckpointError, InputError
 from normscope.models import transformers_library as library
 from normscope.models.architecture import build_architecture, described_config, explained, notes_on
-from normscope.models.checkpoint import CheckpointError, read_json
+from normscope.models.checkpoint import read_json
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 CONTEXT = 1024  # tokens a piece, where a model allows more
@@ -24,7 +25,7 @@ BLOCK = 1 << 16  # characters tokenized at a time
 def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32") -> nn.Module:
     """The model of a Hugging Face folder with its weights, in eval mode; refused unless every weight is there."""
     if dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+        raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     from transformers import AutoModel
 
     _require_folder(path)
@@ -49,7 +50,7 @@ def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32") -> nn
     try:
         placed: nn.Module = model.eval().to(device)
     except Exception as error:
-        raise ValueError(f"the model can't be put on device {device!r}: {first_line(error)}") from None
+        raise InputError(f"the model can't be put on device {device!r}: {first_line(error)}") from None
     return placed
 
 
@@ -60,11 +61,11 @@ def text_batches(path: Path, text: str, *, lines: bool = False) -> "TextBatches"
     """
     _require_folder(path)
     if not text.strip():
-        raise ValueError("the text is empty: give a text with at least one word")
+        raise InputError("the text is empty: give a text with at least one word")
     model = _described(path)
     takes = getattr(model, "main_input_name", None)
     if takes != "input_ids":
-        raise ValueError(f"{path}: {type(model).__name__} takes {takes}, not text")
+        raise InputError(f"{path}: {type(model).__name__} takes {takes}, not text")
     tokenizer = load_tokenizer(path)
     with _named(path):
         return TextBatches(text, tokenizer, model, lines=lines)
@@ -78,7 +79,7 @@ def load_tokenizer(path: Path) -> Any:
     with _named(path), explained(config, "no tokenizer can be loaded"):
         for name in (config.get("tokenizer_class"), settings.get("tokenizer_class")):
             if name is not None and not library.is_tokenizer(name):
-                raise ValueError(f"tokenizer_class must be the name of a tokenizer, got {quoted(name)}")
+                raise InputError(f"tokenizer_class must be the name of a tokenizer, got {quoted(name)}")
         tokenizer = AutoTokenizer.from_pretrained(
             path,
             config=described_config(config) if library.config_class(config.get("model_type")) else PreTrainedConfig(),
@@ -87,7 +88,7 @@ def load_tokenizer(path: Path) -> Any:
         )
         longest = tokenizer.model_max_length
         if isinstance(longest, bool) or not isinstance(longest, (int, float)) or not longest >= 1:
-            raise ValueError(
+            raise InputError(
                 f"model_max_length in tokenizer_config.json must be a number, 1 or more, got {quoted(longest)}"
             )
     return tokenizer
@@ -105,7 +106,7 @@ class TextBatches:
         self._before, self._after = _special_tokens(tokenizer, text)
         self._room: int = min(_longest(model), tokenizer.model_max_length) - len(self._before) - len(self._after)
         if self._room < 1:
-            raise ValueError("no token of a text fits beside the special tokens in the length that the model allows")
+            raise InputError("no token of a text fits beside the special tokens in the length that the model allows")
         self._decodes = "decoder_input_ids" in inspect.signature(model.forward).parameters
         self._pieces, known, largest = 0, False, max([0, *self._before, *self._after])
         for sequence in self._sequences:
@@ -116,7 +117,7 @@ class TextBatches:
                 largest = max([largest, *tokens])
             self._pieces += math.ceil(length / self._room)
         if not known:
-            raise ValueError("the tokenizer knows no token of the text: tokenizer files may be missing")
+            raise InputError("the tokenizer knows no token of the text: tokenizer files may be missing")
         _require_in_vocabulary(largest, model)
 
     def __len__(self) -> int:
@@ -149,7 +150,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise InputError(
             f"{path} must be UTF-8 text, got byte {error.object[error.start]:#x} at {error.start}"
         ) from None
 
@@ -162,7 +163,7 @@ def run_in_pieces(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> 
     weight = next(model.parameters(), torch.empty(0))
     name = type(model).__name__
     if weight.is_meta:
-        raise ValueError(f"{name} can't be run: it is on the meta device, where weights have no values")
+        raise InputError(f"{name} can't be run: it is on the meta device, where weights have no values")
     settings: dict[str, Any] = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
     training = [module for module in model.modules() if module.training]
     model.eval()
@@ -172,7 +173,7 @@ def run_in_pieces(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> 
                 with torch.no_grad():
                     model(**{key: value.to(weight.device) for key, value in batch.items()}, **settings)
             except Exception as error:  # the model's own code, which may raise anything
-                raise ValueError(f"{name} can't be run on this input: {first_line(error)}") from error
+                raise InputError(f"{name} can't be run on this input: {first_line(error)}") from error
             yield
     finally:
         for module in training:
@@ -276,7 +277,7 @@ def _longest(model: Any) -> int:
 def _require_in_vocabulary(token: int, model: Any) -> None:
     size = model.get_input_embeddings().num_embeddings
     if token >= size:
-        raise ValueError(
+        raise InputError(
             f"tokens must be below {size}, the vocabulary of the model, got {token}: "
             "the tokenizer is not the one of this model"
         )

@@ -32,9 +32,10 @@ import torch
 from torch import Tensor, nn
 
 from normscope.checks import Floats, as_floats, first_line
+from normscope.errors import InputError
+from normscope.models.attention_products import Product
 from normscope.models.copies import silent_copy
 from normscope.models.heads import AttentionWatch
-from normscope.models.scores import Product
 
 Side = Literal["query", "key"]
 
@@ -42,7 +43,7 @@ SMALL = 2**25  # parameters up to which a model is copied to float64
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}  # of Wy and c
 
 
-class NoMapError(ValueError):
+class NoMapError(InputError):
     """Why there is no such map, in words that can follow "not available:"."""
 
 

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from normscope.checks import first_line, quoted
+from normscope.errors import InputError
 
 LONGEST_HEADER = 100_000_000  # bytes: the limit of the format's own library
 MOST_DIMENSIONS = 64  # torch's limit
@@ -60,13 +61,13 @@ class SafetensorsFile:
         try:
             self._reader: Any = safe_open(path, framework="pt")  # maps the file, reads none of its tensors
         except SafetensorError as error:
-            raise ValueError(f"{first_line(error)}; {DAMAGED}") from None
+            raise InputError(f"{first_line(error)}; {DAMAGED}") from None
 
     def read(self, name: str) -> torch.Tensor:
         try:
             tensor: torch.Tensor = self._reader.get_tensor(name)
         except (SafetensorError, RuntimeError) as error:
-            raise ValueError(
+            raise InputError(
                 f"tensor {quoted(name)} of dtype {self.dtypes[name]} cannot be read: {first_line(error)}"
             ) from None
         return tensor
@@ -86,23 +87,23 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     """The header, and the number of bytes that follow it."""
     size = path.stat().st_size
     if size < 8:
-        raise ValueError(f"a safetensors file starts with 8 bytes of header length, got {size} bytes; {DAMAGED}")
+        raise InputError(f"a safetensors file starts with 8 bytes of header length, got {size} bytes; {DAMAGED}")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > LONGEST_HEADER:
-            raise ValueError(
+            raise InputError(
                 f"the header claims {length} bytes, more than the {LONGEST_HEADER} the format allows; "
                 "this is no safetensors file, or it is damaged"
             )
         if length > size - 8:
-            raise ValueError(f"the header claims {length} bytes but {size - 8} follow; {DAMAGED}")
+            raise InputError(f"the header claims {length} bytes but {size - 8} follow; {DAMAGED}")
         text = file.read(length)
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the header is not JSON ({first_line(error)}); {DAMAGED}") from None
+        raise InputError(f"the header is not JSON ({first_line(error)}); {DAMAGED}") from None
     if not isinstance(header, dict):
-        raise ValueError(f"the header must be a JSON object, got {type(header).__name__}; {DAMAGED}")
+        raise InputError(f"the header must be a JSON object, got {type(header).__name__}; {DAMAGED}")
     return header, size - 8 - length
 
 
@@ -110,7 +111,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) < len(pairs):
         [(name, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"{quoted(name)} is there more than once")
+        raise InputError(f"{quoted(name)} is there more than once")
     return entries
 
 
@@ -118,7 +119,7 @@ def _metadata(entry: Any) -> dict[str, Any]:
     if entry is None:
         return {}
     if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
-        raise ValueError(f"__metadata__ in the header must map text to text, got {quoted(entry)}; {DAMAGED}")
+        raise InputError(f"__metadata__ in the header must map text to text, got {quoted(entry)}; {DAMAGED}")
     return entry
 
 
@@ -127,18 +128,18 @@ def _extent(name: str, entry: Any) -> _Extent:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [begin, end]}:
             pass
         case _:
-            raise ValueError(
+            raise InputError(
                 f"tensor {quoted(name)} must have dtype, shape and two data_offsets, got {quoted(entry)}; {DAMAGED}"
             )
     if dtype not in DTYPES:
-        raise ValueError(f"tensor {quoted(name)} must have one of the dtypes {', '.join(DTYPES)}, got {quoted(dtype)}")
+        raise InputError(f"tensor {quoted(name)} must have one of the dtypes {', '.join(DTYPES)}, got {quoted(dtype)}")
     if len(shape) > MOST_DIMENSIONS or not all(_is_size(number) for number in (*shape, begin, end)):
-        raise ValueError(
+        raise InputError(
             f"tensor {quoted(name)} must have at most {MOST_DIMENSIONS} sizes and offsets, whole numbers from 0, "
             f"got shape {quoted(shape)} and offsets {quoted([begin, end])}; {DAMAGED}"
         )
     if prod(shape) * DTYPES[dtype][1] != 8 * (end - begin):
-        raise ValueError(
+        raise InputError(
             f"tensor {quoted(name)} of dtype {dtype} and shape {quoted(shape)} does not fit its {end - begin} bytes "
             f"(offsets {begin} to {end}); {DAMAGED}"
         )
@@ -153,13 +154,13 @@ def _check_layout(extents: dict[str, _Extent], data_size: int) -> None:
     reached, last = 0, ""
     for name, extent in sorted(extents.items(), key=lambda item: (item[1].begin, item[1].end)):
         if extent.end > data_size:
-            raise ValueError(f"tensor {quoted(name)} ends at byte {extent.end} of {data_size} bytes of data; {DAMAGED}")
+            raise InputError(f"tensor {quoted(name)} ends at byte {extent.end} of {data_size} bytes of data; {DAMAGED}")
         if extent.begin < reached:
-            raise ValueError(f"tensors {quoted(last)} and {quoted(name)} overlap in the file; {DAMAGED}")
+            raise InputError(f"tensors {quoted(last)} and {quoted(name)} overlap in the file; {DAMAGED}")
         if extent.begin > reached:
-            raise ValueError(
+            raise InputError(
                 f"bytes {reached} to {extent.begin}, before tensor {quoted(name)}, are no tensor's; {DAMAGED}"
             )
         reached, last = extent.end, name
     if reached < data_size:
-        raise ValueError(f"the last {data_size - reached} bytes of the file are no tensor's; {DAMAGED}")
+        raise InputError(f"the last {data_size - reached} bytes of the file are no tensor's; {DAMAGED}")

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from normscope.models.checkpoint import CheckpointError, open_checkpoint
+from normscope.errors import CheckpointError
+from normscope.models.checkpoint import open_checkpoint
 from normscope.models.load import load_tokenizer
 from normscope.models.transformers_library import byte_of_character
 

@@ -16,6 +16,7 @@ from zipfile import ZIP_STORED
 import torch
 
 from normscope.checks import quoted, require_memory
+from normscope.errors import InputError
 from normscope.files import opened_archive, read_member
 
 NESTED_UNDER = ("state_dict", "model")
@@ -51,7 +52,7 @@ def _load(path: Path) -> Any:
             warnings.simplefilter("ignore")  # torch warns of oddities in files that it then refuses
             return torch.load(str(path), map_location="cpu", weights_only=True, mmap=stored)
     except Exception as error:  # a damaged pickle can fail anywhere: KeyError, EOFError, struct.error, …
-        raise ValueError(_refusal(str(error), error)) from None
+        raise InputError(_refusal(str(error), error)) from None
 
 
 def _checked_archive(path: Path) -> bool:
@@ -69,7 +70,7 @@ def _checked_pickles(path: Path) -> bool:
     """torch's format before that, pickles one after the other, which can't be mapped."""
     with path.open("rb") as file:
         if not path.stat().st_size:
-            raise ValueError(_refusal("", EOFError()))
+            raise InputError(_refusal("", EOFError()))
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pickles:
             for _ in range(LEGACY_PICKLES):
                 if pickles.tell() < len(pickles):  # a pickle that torch did not save is refused by torch
@@ -82,9 +83,9 @@ def _check_pickle(pickle: Any) -> None:
     try:
         longest = max((len(value) for _, value, _ in genops(pickle) if isinstance(value, (str, bytes))), default=0)
     except Exception as error:  # a damaged pickle can fail anywhere
-        raise ValueError(_refusal("", error)) from None
+        raise InputError(_refusal("", error)) from None
     if longest > LONGEST_NAME:
-        raise ValueError(f"names in it must have at most {LONGEST_NAME} characters, got one of {longest}")
+        raise InputError(f"names in it must have at most {LONGEST_NAME} characters, got one of {longest}")
 
 
 def _refusal(message: str, error: Exception) -> str:
@@ -104,7 +105,7 @@ def _refusal(message: str, error: Exception) -> str:
 def _state(loaded: Any) -> tuple[str | None, dict[str, torch.Tensor]]:
     """Where in the file the state dict is, and its tensors."""
     if not isinstance(loaded, Mapping):
-        raise ValueError(f"a state dict maps names to tensors, got {type(loaded).__name__}; save model.state_dict()")
+        raise InputError(f"a state dict maps names to tensors, got {type(loaded).__name__}; save model.state_dict()")
     for key in NESTED_UNDER:
         inner = _tensors_of(loaded.get(key))
         if inner:
@@ -112,7 +113,7 @@ def _state(loaded: Any) -> tuple[str | None, dict[str, torch.Tensor]]:
     tensors = _tensors_of(loaded)
     if not tensors:
         keys = ", ".join(quoted(key, 40) for key in list(loaded)[:5]) or "nothing"
-        raise ValueError(
+        raise InputError(
             f"no tensors in it, nor under {' or '.join(NESTED_UNDER)}, only {keys}; save model.state_dict()"
         )
     return None, tensors

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normscope.checks import Floats, as_floats
-from normscope.models.by_name import norms_by_name
-from normscope.models.checkpoint import Checkpoint, CheckpointError, open_checkpoint
-from normscope.models.examples import example_inputs
+from normscope.errors import CheckpointError, InputError
+from normscope.models.checkpoint import Checkpoint, open_checkpoint
+from normscope.models.example_inputs import example_inputs
 from normscope.models.find import find
 from normscope.models.found import FoundNorm
 from normscope.models.load import load_model, run_in_pieces
+from normscope.models.norms_by_name import norms_by_name
 from normscope.norm import Norm
 
 TRIED = 4  # norms, from the last that ran
@@ -61,7 +62,7 @@ def unembedding_of(model: nn.Module | str | Path, example: Mapping[str, Any] | N
     if isinstance(model, nn.Module):
         return _of_module(model, example)
     if not isinstance(model, (str, Path)):
-        raise ValueError(f"model must be a torch module or a path to a checkpoint, got {type(model).__name__}")
+        raise InputError(f"model must be a torch module or a path to a checkpoint, got {type(model).__name__}")
     path = Path(model)
     if (path / "config.json").is_file():
         try:
@@ -137,7 +138,7 @@ def _name_of_head(model: nn.Module, calls: list[str]) -> str:
     if declared is None and not hasattr(model, "config"):  # any other module: the last linear layer
         names = [name for name in calls if isinstance(model.get_submodule(name), nn.Linear)]
     if not names:
-        raise ValueError(f"{type(model).__name__} has no unembedding: no linear layer that scores tokens runs in it")
+        raise InputError(f"{type(model).__name__} has no unembedding: no linear layer that scores tokens runs in it")
     return names[-1]
 
 
@@ -212,20 +213,20 @@ def _matrix(head: nn.Module, name: str, probe: _Probe) -> tuple[NDArray[np.float
     """W and c of the head, and whether what the model returns was seen to keep the order of its scores."""
     weight, bias = getattr(head, "weight", None), getattr(head, "bias", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or probe.read is None or probe.scored is None:
-        raise ValueError(f"{name} must multiply by one stored matrix to be an unembedding, but does not")
+        raise InputError(f"{name} must multiply by one stored matrix to be an unembedding, but does not")
     shape = (probe.scored.shape[1], probe.read.shape[1])
     if tuple(weight.shape) not in (shape, shape[::-1]):
-        raise ValueError(f"{name} must have a matrix of shape {shape} to be an unembedding, got {tuple(weight.shape)}")
+        raise InputError(f"{name} must have a matrix of shape {shape} to be an unembedding, got {tuple(weight.shape)}")
     rows = _as_stored(weight if tuple(weight.shape) == shape else weight.T)
     shift = as_floats(bias, f"{name}.bias") if isinstance(bias, Tensor) else None
     if not _alike(probe.scored, probe.read @ rows.T.astype(np.float64) + (0.0 if shift is None else shift), probe):
-        raise ValueError(f"{name} does more than multiply by its matrix and add its bias: its scores are not known")
+        raise InputError(f"{name} does more than multiply by its matrix and add its bias: its scores are not known")
     if probe.returned is None:
         return rows, shift, False
     ordered = np.take_along_axis(probe.returned, np.argsort(probe.scored, axis=1, kind="stable"), axis=1)
     fall = np.maximum.accumulate(ordered, axis=1) - ordered
     if fall.max() > probe.tolerance * np.abs(ordered).max():
-        raise ValueError(f"the model changes the order of tokens after {name}: its scores are not what decides")
+        raise InputError(f"the model changes the order of tokens after {name}: its scores are not what decides")
     return rows, shift, True
 
 

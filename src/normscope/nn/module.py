@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.checks import as_count, as_floats
+from normscope.errors import InputError
 from normscope.nn.functional import norm
 
 
@@ -46,19 +47,19 @@ class Norm(nn.Module):
         extents = tuple(size) if isinstance(size, Sequence) else (size,)
         shape = tuple(as_count(extent, "size", least=1) for extent in extents)
         if not shape:
-            raise ValueError("size must be a number of channels or the shape of the last axes, got an empty shape")
+            raise InputError("size must be a number of channels or the shape of the last axes, got an empty shape")
         for name, flag in (("project", project), ("scale", scale), ("affine", affine), ("bias", bias)):
             if not isinstance(flag, bool):
-                raise ValueError(f"{name} must be True or False, got {flag!r}")
+                raise InputError(f"{name} must be True or False, got {flag!r}")
         if math.prod(shape) % as_count(groups, "groups", least=1):
-            raise ValueError(
+            raise InputError(
                 f"groups must divide the number of channels, got {groups} groups of {math.prod(shape)} channels"
             )
         floor = as_floats(eps, "eps")
         if floor.ndim or floor < 0:
-            raise ValueError(f"eps must be one number, 0 or more, got {eps!r}")
+            raise InputError(f"eps must be one number, 0 or more, got {eps!r}")
         if len(shape) > 1 and axis != -1:
-            raise ValueError(f"axis must be -1 where size is the shape of several axes, got {axis}")
+            raise InputError(f"axis must be -1 where size is the shape of several axes, got {axis}")
         self.normalized_shape, self.axis = shape, axis
         self.project, self.scale, self.groups, self.eps = project, scale, int(groups), float(floor)
         for name, present in (("weight", affine), ("bias", affine and bias)):
@@ -91,7 +92,7 @@ class Norm(nn.Module):
     def _refuse(self, x: Tensor) -> None:
         where = f"axis {self.axis}" if len(self.normalized_shape) == 1 else "its last axes"
         wanted = " × ".join(map(str, self.normalized_shape))
-        raise ValueError(f"x must have {wanted} channels in {where}, got shape {tuple(x.shape)}")
+        raise InputError(f"x must have {wanted} channels in {where}, got shape {tuple(x.shape)}")
 
     def _normalized(self, x: Tensor, gain: Tensor | None, bias: Tensor | None) -> Tensor:
         return norm(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from normscope.checks import first_line
+from normscope.errors import InputError
 from normscope.nn import pure
 from normscope.nn.arguments import require_fitting
 from normscope.nn.threads import on_threads, shares
@@ -73,7 +74,7 @@ def _norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     require_fitting(x, gain, None, groups)
     if dy.shape != x.shape:
-        raise ValueError(f"dy must have the shape of x, {tuple(x.shape)}, got {tuple(dy.shape)}")
+        raise InputError(f"dy must have the shape of x, {tuple(x.shape)}, got {tuple(dy.shape)}")
     size = x.shape[-1]
     passes = _passes(x.dtype, size // groups, project, scale)
     if passes is None:

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from normscope.benchmarks.axes import AxesBenchmark
 from normscope.checks import Floats
+from normscope.errors import InputError
 from normscope.studies.inspection import Inspection, NormGeometry, Profile
+from normscope_lab.bench.axes_bench import AxesBenchmark
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,7 +21,7 @@ def geometry_picture(inspection: Inspection) -> "Figure":
     """The ellipsoid of the first norm with three axes, with its outputs if a text was run, beside all semi-axes."""
     drawable = [norm for norm in inspection.norms if norm.profile is not None and len(norm.profile.longest) == 3]
     if not drawable:
-        raise ValueError(
+        raise InputError(
             "a picture needs a norm whose outputs fill a bounded set of dimension 3 or more, and there is none"
         )
     figure = new_figure(width=11.5, height=4.8)
@@ -76,7 +77,7 @@ def draw_lengths(ax: Any, norms: Sequence[NormGeometry]) -> None:
 
 def _profile(norm: NormGeometry) -> Profile:
     if norm.profile is None or len(norm.profile.longest) < 3:
-        raise ValueError(f"{norm.name} must fill a bounded set of dimension 3 or more, got {norm.dimension}")
+        raise InputError(f"{norm.name} must fill a bounded set of dimension 3 or more, got {norm.dimension}")
     return norm.profile
 
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from normscope.models.graph import PRODUCTS
-from normscope.models.operations import kind_of
+from normscope.models.graph_operations import kind_of
 from normscope.models.probe import Form, form_of
 from normscope.norm import Norm
+from normscope.rewrite.folded_weights import along
 from normscope.rewrite.plan import Taken, TakenBy
 from normscope.rewrite.results import FOLDED, KEPT, NOTHING, Decision
 from normscope.rewrite.streams import Reading, Streams
 from normscope.rewrite.uses import Uses
-from normscope.rewrite.weights import along
 
 Outcome = tuple[Taken | None, str]  # what is taken over; if nothing is, why
 

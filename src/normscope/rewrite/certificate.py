@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from normscope.checks import first_line
+from normscope.errors import InputError
 from normscope.models.float64_run import evaluate, floats
 from normscope.rewrite.plan import Plan, Taken, TakenBy
 from normscope.rewrite.results import Certificate, Example
-from normscope.rewrite.tensors import StoredTensors
+from normscope.rewrite.stored_tensors import StoredTensors
 
 ALGEBRA = 1e-11  # relative to the largest number that goes into an identity
 TRIES = 3  # of rounding the original
@@ -102,7 +103,7 @@ def outputs_of(model: nn.Module, example: Example) -> list[Tensor]:
         with torch.no_grad():
             return floats(model(*example[0], **example[1]))
     except Exception as error:  # the model's own code, which may raise anything
-        raise ValueError(f"{type(model).__name__} can't be run on its inputs: {first_line(error)}") from error
+        raise InputError(f"{type(model).__name__} can't be run on its inputs: {first_line(error)}") from error
     finally:
         for module in training:
             module.training = True

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from normscope.models.operations import after_move, handed_on, is_float, kind_of, looks_at_values
+from normscope.models.graph_operations import after_move, handed_on, is_float, kind_of, looks_at_values
 
 
 def counts(user: Node) -> bool:

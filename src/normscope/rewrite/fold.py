@@ -15,21 +15,22 @@ from typing import Any
 from torch import nn
 
 from normscope.checks import first_line
-from normscope.models.examples import example_inputs as generated_inputs
+from normscope.errors import InputError, TraceError
+from normscope.models.batches import Inputs, first_batch
+from normscope.models.example_inputs import example_inputs as generated_inputs
 from normscope.models.find import find_alone
 from normscope.models.float64_run import evaluate
-from normscope.models.graph import GraphError, ModelGraph, trace
-from normscope.models.inputs import Inputs, first_batch
+from normscope.models.graph import ModelGraph, trace
 from normscope.rewrite.certificate import certify, difference, identities, rounding_difference
-from normscope.rewrite.places import Watch
+from normscope.rewrite.fold_verdicts import decide
+from normscope.rewrite.folded_weights import FoldedWeights, store, stored_as_computed
+from normscope.rewrite.norm_places import Watch
 from normscope.rewrite.plan import Plan
 from normscope.rewrite.results import AFTER_LOOKUP, FOLDED, LARGEST_DIFFERENCE, Decision, Float64, Folding, Verdict
-from normscope.rewrite.rms import Replaced, replace_norms
-from normscope.rewrite.tensors import StoredTensors
+from normscope.rewrite.rms_modules import Replaced, replace_norms
+from normscope.rewrite.stored_tensors import StoredTensors
 from normscope.rewrite.untie import give_copies, ties
 from normscope.rewrite.uses import Uses
-from normscope.rewrite.verdicts import decide
-from normscope.rewrite.weights import FoldedWeights, store, stored_as_computed
 
 
 def fold(
@@ -60,7 +61,7 @@ def fold(
     (True, 0.0)
     """
     if any(parameter.is_meta for parameter in model.parameters()):
-        raise ValueError("model must have its weights loaded to be folded, got a model on the meta device")
+        raise InputError("model must have its weights loaded to be folded, got a model on the meta device")
     example = _example(model, example_inputs, inputs)
     inventory = find_alone(model)  # its calls are held against it below, in the model's own run
     graph = _traced(model, example, generated=not example_inputs and inputs is None)
@@ -73,7 +74,7 @@ def fold(
         give_copies(folded, tied)
         tensors, folded_graph = StoredTensors(folded), trace(folded, example)
         if not difference(evaluate(folded_graph.program, tensors.in_float64), before) <= LARGEST_DIFFERENCE:
-            raise ValueError(f"{type(model).__name__} computes something else without its ties: fold it with them")
+            raise InputError(f"{type(model).__name__} computes something else without its ties: fold it with them")
     plan = decide(folded, tensors, folded_graph, inventory.values(), original.mistaken)
     weights = FoldedWeights(model, plan, tensors)
     checked = list(identities(plan, StoredTensors(model).in_float64, weights.__getitem__))
@@ -114,7 +115,7 @@ def _example(model: nn.Module, given: tuple[Any, ...], inputs: Inputs | None) ->
     """What the model is called with: a mapping of keyword arguments or a sequence of arguments."""
     if inputs is not None:
         if given:
-            raise ValueError(
+            raise InputError(
                 "example inputs and inputs can't be given together: both are what the model is called with"
             )
         return first_batch(model, inputs)
@@ -126,10 +127,10 @@ def _example(model: nn.Module, given: tuple[Any, ...], inputs: Inputs | None) ->
 def _traced(model: nn.Module, example: Any, *, generated: bool) -> ModelGraph:
     try:
         return trace(model, example)
-    except GraphError as error:
+    except TraceError as error:
         hint = f" (called with {', '.join(example)}; --inputs FILE, or inputs= in Python, gives others)"
         hint = hint if generated else ""
-        raise GraphError(f"{error}{hint}") from error
+        raise TraceError(f"{error}{hint}") from error
 
 
 def _with_look_ups(plan: Plan, replaced: Replaced) -> Iterator[Verdict]:
@@ -148,4 +149,4 @@ def _copy(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except Exception as error:
-        raise ValueError(f"{type(model).__name__} can't be copied: {first_line(error)}") from error
+        raise InputError(f"{type(model).__name__} can't be copied: {first_line(error)}") from error

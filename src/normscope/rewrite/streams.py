@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from normscope.models.found import FoundNorm
 from normscope.models.graph import ModelGraph, Product
-from normscope.models.operations import COPIES, after_move, handed_in, handed_on, in_order, is_float, kind_of
+from normscope.models.graph_operations import COPIES, after_move, handed_in, handed_on, in_order, is_float, kind_of
 from normscope.rewrite.channels import (
     axes_of,
     axis_after,
@@ -28,7 +28,7 @@ from normscope.rewrite.channels import (
     scaling,
     terms_of,
 )
-from normscope.rewrite.places import NormCall, path_of, place
+from normscope.rewrite.norm_places import NormCall, path_of, place
 
 FUNCTIONS = {"layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm"}
 CONVOLUTIONS = {"conv1d": 1, "conv2d": 2, "conv3d": 3}  # and their axes of space

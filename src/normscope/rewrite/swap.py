@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from normscope.checks import as_count, quoted, shortened
+from normscope.errors import InputError
 from normscope.models.find import find
 from normscope.models.found import FoundNorm, Inventory
 from normscope.models.probe import form_of
@@ -59,12 +60,12 @@ def swap(
     model, unless gains had another name or were stored as 1 + w: then the table says so.
     """
     if to is not None and to not in STEPS:
-        raise ValueError(f"to must be one of {', '.join(STEPS)}, got {to!r}")
+        raise InputError(f"to must be one of {', '.join(STEPS)}, got {to!r}")
     inventory = find(model)
     named = _named(inventory, only)
     decisions = {name: _decide(model, found, named, groups, to) for name, found in inventory.items()}
     if in_place and isinstance(decisions.get(""), Norm):
-        raise ValueError("in_place must be False for a model that is itself a norm: there is nothing to change in it")
+        raise InputError("in_place must be False for a model that is itself a norm: there is nothing to change in it")
     result = model if in_place else copy.deepcopy(model)
     swapped, kept = [], []
     for name, found in inventory.items():
@@ -87,7 +88,7 @@ def _named(inventory: Inventory, only: str | Iterable[str] | None) -> set[str] |
     for pattern in [only] if isinstance(only, str) else only:
         matched = {name for name in inventory if fnmatchcase(name, pattern)}
         if not matched:
-            raise ValueError(
+            raise InputError(
                 f"only must name norms of the model, got {quoted(pattern)}; they are "
                 f"{shortened(', '.join(inventory), 200)}"
             )
@@ -133,7 +134,7 @@ def _count(found: FoundNorm, groups: Groups) -> int | None:
     if groups == AUTO:
         return next(g for g in range(max(1, found.size // LEAST_CHANNELS), 0, -1) if found.size % g == 0)
     if isinstance(groups, str):
-        raise ValueError(f"groups must be a number, {AUTO!r} or a function of a found norm, got {groups!r}")
+        raise InputError(f"groups must be a number, {AUTO!r} or a function of a found norm, got {groups!r}")
     count = groups(found) if callable(groups) else groups
     return None if count is None and callable(groups) else as_count(count, "groups", least=1)
 
@@ -145,7 +146,7 @@ def _module(norm: Norm, old: nn.Module, found: FoundNorm) -> tuple[TorchNorm, st
     new = TorchNorm(shape, norm.projects, norm.scales, norm.groups, affine=False, eps=norm.eps, axis=axis)
     form = form_of(old)
     if form is None:
-        raise ValueError(f"{found.name} must answer as it did when it was found, but is no norm now")
+        raise InputError(f"{found.name} must answer as it did when it was found, but is no norm now")
     notes = []
     for role, name, added in (("weight", form.gain, int(form.gain_convention == "1+w")), ("bias", form.bias, 0)):
         if name is None:

@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from normscope.models.graph import ModelGraph
-from normscope.models.operations import kind_of
+from normscope.models.graph_operations import kind_of
 from normscope.rewrite.results import Tie
-from normscope.rewrite.tensors import StoredTensors
+from normscope.rewrite.stored_tensors import StoredTensors
 from normscope.rewrite.uses import Uses
 
 

@@ -7,8 +7,8 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from normscope.models.graph import ModelGraph
-from normscope.models.operations import handed_on, looks_at_values
-from normscope.rewrite.tensors import StoredTensors
+from normscope.models.graph_operations import handed_on, looks_at_values
+from normscope.rewrite.stored_tensors import StoredTensors
 
 
 class Uses:

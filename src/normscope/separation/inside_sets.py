@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.certificates.key_certificates import Ints
 from normscope.checks import Floats
-from normscope.separation.certificates import Ints
-from normscope.separation.inside import BLOCK, REFINEMENTS, Inside
+from normscope.separation.simplex_weights import BLOCK, REFINEMENTS, Inside
 from normscope.separation.whitened_sets import WhitenedSets
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from normscope.separation.certificates import Certificates, Ints
+from normscope.certificates.key_certificates import Certificates, Ints
 
 
 def placed(parts: Mapping[int, Certificates], shape: tuple[int, ...]) -> list[Certificates]:

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.certificates.check_keys import margins, residuals
+from normscope.certificates.key_certificates import Certificates, Ints
 from normscope.checks import Floats
-from normscope.separation.certificates import Certificates, Ints
-from normscope.separation.checking import margins, residuals
 from normscope.separation.inside_sets import inside_simplices
 from normscope.separation.joining import joined, placed
+from normscope.separation.nearest_point import INSIDE, OPEN
 from normscope.separation.nearest_sets import MOST_KEYS, have_twins, verdicts
-from normscope.separation.solve import CLEAR, SURE, solve
+from normscope.separation.passes import CLEAR, SURE, solve
 from normscope.separation.whitened_sets import WhitenedSets, whiten_sets
-from normscope.separation.wolfe import INSIDE, OPEN
 
 SMALL = 2**13  # entries of a set, up to which it is solved together with others
 NEAR = 10 * CLEAR  # relative gap below which a set is left to `solve`: what is degenerate is called so there

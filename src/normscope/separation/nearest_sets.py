@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.certificates.key_certificates import Ints
 from normscope.checks import Floats
 from normscope.compiled import compiled
-from normscope.separation.certificates import Ints
-from normscope.separation.own_direction import BLOCK
+from normscope.separation.nearest_point import CLEAR, SEPARATED, Cloud, Known, nearest_points
+from normscope.separation.own_directions import BLOCK
 from normscope.separation.scores import LANES
 from normscope.separation.whitened_sets import WhitenedSets
-from normscope.separation.wolfe import CLEAR, SEPARATED, Cloud, Known, nearest_points
 
 MOST_KEYS = BLOCK  # own directions of so many are asked in one product
 

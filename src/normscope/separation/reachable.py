@@ -7,13 +7,13 @@ are clearly weighted means of others are no rivals: whoever beats the others bea
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.certificates.check_keys import lifted
+from normscope.certificates.check_reachable_keys import advantages, lift, reach_margins
+from normscope.certificates.key_certificates import Certificates, Ints
 from normscope.checks import Floats
-from normscope.separation.ball import REACHABLE, UNREACHABLE, reach, rivals_of
-from normscope.separation.certificates import Certificates, Ints
-from normscope.separation.checking import lifted
+from normscope.separation.ellipsoid_queries import REACHABLE, UNREACHABLE, reach, rivals_of
 from normscope.separation.joining import joined
-from normscope.separation.reach_checking import advantages, lift, reach_margins
-from normscope.separation.solve import CLEAR, Solution, solve
+from normscope.separation.passes import CLEAR, Solution, solve
 
 
 def solve_reachable(keys: Floats, bias: Floats | None, matrix: Floats, center: Floats) -> Solution:

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.certificates.check_keys import first_fault, lifted
+from normscope.certificates.check_reachable_keys import check_certificates
+from normscope.certificates.key_certificates import Certificates, Reach
 from normscope.checks import Floats, as_floats, frozen
+from normscope.errors import InputError
 from normscope.geometry import Ellipsoid
-from normscope.separation.certificates import Certificates, Reach
-from normscope.separation.checking import first_fault, lifted
 from normscope.separation.joining import joined, placed
 from normscope.separation.many_sets import solve_sets
-from normscope.separation.reach_checking import check_certificates
 from normscope.separation.reachable import solve_reachable
 
 
@@ -111,13 +112,13 @@ def selectable(keys: Any, *, bias: Any = None, queries: Ellipsoid | None = None)
     """
     vectors = as_floats(keys, "keys")
     if vectors.ndim < 2 or 0 in vectors.shape:
-        raise ValueError(f"keys must have shape (..., n, d) with one or more of each, got shape {vectors.shape}")
+        raise InputError(f"keys must have shape (..., n, d) with one or more of each, got shape {vectors.shape}")
     shape = vectors.shape[:-1]
     heights = None
     if bias is not None:
         heights = as_floats(bias, "bias")
         if heights.shape != shape:
-            raise ValueError(f"bias must have one entry per key, shape {shape}, got {heights.shape}")
+            raise InputError(f"bias must have one entry per key, shape {shape}, got {heights.shape}")
         heights = frozen(heights)
     vectors = frozen(vectors)
     if queries is not None:
@@ -130,9 +131,9 @@ def selectable(keys: Any, *, bias: Any = None, queries: Ellipsoid | None = None)
 def _selectable_by(queries: Ellipsoid, keys: Floats, bias: Floats | None) -> Selectable:
     """Which keys a query from the ellipsoid prefers."""
     if not isinstance(queries, Ellipsoid) or not queries.bounded or queries.parts > 1:
-        raise ValueError(f"queries must be one bounded ellipsoid, got {queries!r}")
+        raise InputError(f"queries must be one bounded ellipsoid, got {queries!r}")
     if queries.size != keys.shape[-1]:
-        raise ValueError(f"queries must have as many channels as the keys, {keys.shape[-1]}, got {queries.size}")
+        raise InputError(f"queries must have as many channels as the keys, {keys.shape[-1]}, got {queries.size}")
     matrix, center = _reach_of(queries)
     sets = keys.reshape(-1, *keys.shape[-2:])
     heights = [None] * len(sets) if bias is None else list(bias.reshape(len(sets), -1))

@@ -9,13 +9,13 @@ from fractions import Fraction
 
 import numpy as np
 
+from normscope.certificates.check_keys import margins
+from normscope.certificates.hull_proofs import PROVEN, WRONG, judged
+from normscope.certificates.key_certificates import Ints
 from normscope.checks import Floats
-from normscope.separation.certificates import Ints
-from normscope.separation.checking import margins
-from normscope.separation.hull_proofs import PROVEN, WRONG, judged
-from normscope.separation.polish import Nearest, polish
-from normscope.separation.rational import Budget, separate, whole_differences
-from normscope.separation.whitening import Whitened
+from normscope.separation.coordinates import Whitened
+from normscope.separation.exact_simplex import Budget, separate, whole_differences
+from normscope.separation.near_ties import Nearest, polish
 
 ROUNDS = 30
 ROUNDING = 1e-13  # depth of 0 among unit generators below which floats do not show that it is inside

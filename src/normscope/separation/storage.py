@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.certificates.check_reachable_keys import check_certificates
+from normscope.certificates.key_certificates import Certificates, Reach
 from normscope.checks import Floats, as_floats, first_line, quoted
+from normscope.errors import InputError
 from normscope.files import npz_arrays, require_writable, write_whole
-from normscope.separation.certificates import Certificates, Reach
-from normscope.separation.reach_checking import check_certificates
 from normscope.separation.selectable import Selectable
 
 FORMAT = "normscope certificates 2"
@@ -73,7 +74,7 @@ class Proven(NamedTuple):
         return words + (f", {self.open:,} left open" if self.open else "")
 
 
-class NotProvenError(ValueError):
+class NotProvenError(InputError):
     """A file does not prove what it says; the message is why."""
 
 

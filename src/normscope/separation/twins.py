@@ -6,8 +6,8 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.certificates.key_certificates import Ints
 from normscope.checks import Floats
-from normscope.separation.certificates import Ints
 
 LONG = 1024  # bytes of a key beyond which 16 bytes of digest stand for it
 

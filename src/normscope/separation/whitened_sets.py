@@ -11,9 +11,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.certificates.key_certificates import Ints
 from normscope.checks import Floats
-from normscope.separation.certificates import Ints
-from normscope.separation.whitening import OUTSIDE
+from normscope.separation.coordinates import OUTSIDE
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from normscope.checks import Floats
+from normscope.errors import InputError
 from normscope.geometry import Ellipsoid
 from normscope.studies.inspection import Spread
 from normscope.studies.key_results import EqualAttention
@@ -40,7 +41,7 @@ def equal_query(matrix: Floats, dead: Floats) -> tuple[Floats, float]:
     left, values, rows = np.linalg.svd(matrix, full_matrices=False)
     rank = int(np.count_nonzero(values > max(matrix.shape) * np.finfo(float).eps * values[0]))
     if not rank:
-        raise ValueError("W must not be zero: all its keys are the same")
+        raise InputError("W must not be zero: all its keys are the same")
     space = rows[:rank]  # orthonormal rows (rank, N)
     seen, _, mixing = np.linalg.svd(space @ dead, full_matrices=False)
     alpha, within = dead @ mixing[0], seen[:, 0]  # the dead direction nearest to the space, and the nearest in it

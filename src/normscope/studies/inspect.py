@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from normscope.checks import Floats
 from normscope.data import bundled_model
+from normscope.errors import InputError
+from normscope.models.batches import Inputs, batches_for
 from normscope.models.capture import ROUNDING, ROWS, Activations, capture
 from normscope.models.connections import Connections, connections_of
 from normscope.models.find import find
 from normscope.models.found import FoundNorm, Inventory
-from normscope.models.inputs import Inputs, batches_for
 from normscope.models.load import load_model, run_in_pieces, text_batches
 from normscope.norm import Norm
 from normscope.studies.affine_fit import room_for_full_fits
@@ -53,7 +54,7 @@ def inspect(
     landed: dict[str, LandingGatherer] = {}
     if inputs is not None:
         if text is not None or batches is not None:
-            raise ValueError("inputs can't be given together with a text or batches: the model runs on one of them")
+            raise InputError("inputs can't be given together with a text or batches: the model runs on one of them")
         live = place if isinstance(place, nn.Module) else load_model(Path(place), device=device, dtype=dtype)
         given = batches_for(live, inputs)
         first = next(given)
@@ -63,13 +64,13 @@ def inspect(
         inventory, batches = _found(place, batches)
     if text is not None:
         if isinstance(place, nn.Module):
-            raise ValueError("text needs a folder with a tokenizer; for a live module give batches of inputs instead")
+            raise InputError("text needs a folder with a tokenizer; for a live module give batches of inputs instead")
         path = Path(place)
         batches = text_batches(path, text, lines=lines)
         landed = _land(load_model(path, device=device, dtype=dtype), batches, inventory, progress)
     elif batches is not None:
         if not isinstance(place, nn.Module):
-            raise ValueError("batches need a live module; for a folder give a text instead")
+            raise InputError("batches need a live module; for a folder give a text instead")
         landed = _land(place, batches, inventory, progress)
     connections = connections_of(inventory)
     norms = [
@@ -123,7 +124,7 @@ def _land(
                     try:
                         gatherers[name].add(as_rows(seen.input, found))
                     except ValueError as error:  # not finite, as where half precision overflows
-                        raise ValueError(f"the input of {name}: {error}") from None
+                        raise InputError(f"the input of {name}: {error}") from None
             captured.clear()
     return gatherers
 
@@ -141,7 +142,7 @@ def as_rows(given: Tensor, found: FoundNorm) -> Floats:
     """Inputs of a norm as rows of channels."""
     channels_last = given.movedim(found.axis, -1) if found.axis != -1 else given
     if found.size not in np.cumprod(channels_last.shape[::-1]):  # one axis, or several that are normalized together
-        raise ValueError(f"{found.size} channels are expected, got an input of shape {tuple(given.shape)}")
+        raise InputError(f"{found.size} channels are expected, got an input of shape {tuple(given.shape)}")
     rows: Floats = channels_last.reshape(-1, found.size).cpu().double().numpy()
     return rows
 

@@ -99,7 +99,7 @@ class Keys:
 
     def plot(self) -> "Figure":
         """A heat map of the shares: layers by heads, or one bar per layer."""
-        from normscope.report.keys_picture import keys_picture
+        from normscope.report.key_shares import keys_picture
 
         return keys_picture(self)
 

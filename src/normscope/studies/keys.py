@@ -22,20 +22,21 @@ from torch import Tensor, nn
 
 from normscope.checks import Floats, as_count, as_floats
 from normscope.data import bundled_model
+from normscope.errors import InputError
 from normscope.geometry import Ellipsoid
+from normscope.models.batches import Inputs, batches_for
 from normscope.models.capture import capture
 from normscope.models.find import find
 from normscope.models.found import FoundNorm
 from normscope.models.heads import Heads
-from normscope.models.inputs import Inputs, batches_for
 from normscope.models.load import load_model, run_in_pieces, text_batches
 from normscope.models.query_maps import HeadMaps, NoMapError, norms_before_keys
 from normscope.models.token_texts import token_texts
 from normscope.separation.selectable import Selectable
 from normscope.studies.equal_attention import EqualAttentionGatherer, EqualQuery
 from normscope.studies.inspect import Progress
-from normscope.studies.key_questions import Ints, Question, Verdict, verdicts
 from normscope.studies.key_results import AT, Keys, LostKey, Place
+from normscope.studies.key_verdicts import Ints, Question, Verdict, verdicts
 from normscope.studies.ranges import NotCovered
 from normscope.studies.reachable_queries import HeadRun, ReachableQueries
 
@@ -82,16 +83,16 @@ def keys(
 
 def _require_sense(at: str, causal: bool, reachable: bool, keep: bool) -> None:
     if at not in AT:
-        raise ValueError(f"at must be one of {', '.join(AT)}, got {at!r}")
+        raise InputError(f"at must be one of {', '.join(AT)}, got {at!r}")
     if reachable and at != "heads":
-        raise ValueError(f"reachable queries are those of heads: they need at = heads, got {at!r}")
+        raise InputError(f"reachable queries are those of heads: they need at = heads, got {at!r}")
     if reachable and causal:
-        raise ValueError(
+        raise InputError(
             "causal and reachable can't be asked together: one is about each key's own position, "
             "the other about the queries of the last one"
         )
     if causal and keep:
-        raise ValueError(
+        raise InputError(
             "certificates can't be kept with causal: they are checked, but each key has rivals of its own, "
             "and a file of certificates is about one set of keys"
         )
@@ -108,15 +109,15 @@ def _opened(
 ) -> tuple[nn.Module, str, Iterable[Mapping[str, Tensor]], Path | None]:
     """The model as it runs, its name, what it runs on, and the folder of its tokenizer."""
     if inputs is not None and (text is not None or batches is not None):
-        raise ValueError("inputs can't be given together with a text or batches: the model runs on one of them")
+        raise InputError("inputs can't be given together with a text or batches: the model runs on one of them")
     pieces: Iterable[Mapping[str, Tensor]]
     if isinstance(model, nn.Module):
         if text is not None or (batches is None and inputs is None):
-            raise ValueError("a live module needs batches of inputs; for a text give a folder with a tokenizer")
+            raise InputError("a live module needs batches of inputs; for a text give a folder with a tokenizer")
         pieces = batches or () if inputs is None else batches_for(model, inputs)
         return model, type(model).__name__, pieces, None
     if batches is not None or (text is None and inputs is None):
-        raise ValueError(
+        raise InputError(
             "a folder needs a text or inputs, and so does the bundled model; batches are for a live module"
         )
     path = bundled_model() if model is None else Path(model)
@@ -167,7 +168,7 @@ class _Study:
     def result(self, name: str, folder: Path | None, text: str | None) -> Keys:
         missed = tuple(NotCovered(layer, reason) for layer, reason in self._not_covered.items())
         if not self._tallies:
-            raise ValueError(f"no layer of {name} can be asked: {missed[0].reason if missed else 'nothing was run'}")
+            raise InputError(f"no layer of {name} can be asked: {missed[0].reason if missed else 'nothing was run'}")
         lost = sorted({token for tally in self._tallies.values() for token in tally.lost_tokens()})
         texts = {} if folder is None else dict(zip(lost, token_texts(folder, lost), strict=True))
         return Keys(
@@ -301,7 +302,7 @@ def _seen(captured: capture) -> dict[str, Heads]:
     try:
         return captured.heads
     except RuntimeError as error:
-        raise ValueError(str(error)) from None
+        raise InputError(str(error)) from None
 
 
 def _head_runs(layer: str, heads: Heads, outputs: Mapping[str, Tensor]) -> Iterator[HeadRun]:

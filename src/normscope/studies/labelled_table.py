@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from normscope.checks import Floats, first_line, quoted, shortened
+from normscope.errors import InputError
 
 SEPARATORS = (",", ";", "\t")
 
@@ -35,26 +36,26 @@ def read_labelled_table(path: Path, label: str | None = None) -> LabelledTable:
     if any(_number(cell) is None for column, cell in enumerate(first) if column != place):
         names, rows = first, lines[1:]
     if not rows:
-        raise ValueError(f"{path} must hold samples under its heading, and there are none")
+        raise InputError(f"{path} must hold samples under its heading, and there are none")
     if len(names) < 2:
-        raise ValueError(f"{path} must have a column of labels and one of numbers or more, got {len(names)} in all")
+        raise InputError(f"{path} must have a column of labels and one of numbers or more, got {len(names)} in all")
     samples = np.empty((len(rows), len(names) - 1))
     labels, channels = [], [column for column in range(len(names)) if column != place]
     for row, (line, cells) in enumerate(rows):
         if len(cells) != len(names):
-            raise ValueError(f"{path}, line {line}: there must be {len(names)} columns as above, got {len(cells)}")
+            raise InputError(f"{path}, line {line}: there must be {len(names)} columns as above, got {len(cells)}")
         for channel, column in enumerate(channels):
             value = _number(cells[column])
             if value is None:
                 got = quoted(cells[column].strip()) if cells[column].strip() else "nothing"
-                raise ValueError(
+                raise InputError(
                     f"{path}, line {line}, column {shortened(names[column], 80)}: "
                     f"there must be a finite number, got {got}; "
                     "fill in or take out lines with missing values"
                 )
             samples[row, channel] = value
         if not cells[place].strip():
-            raise ValueError(
+            raise InputError(
                 f"{path}, line {line}, column {shortened(names[place], 80)}: there must be a label, got nothing"
             )
         labels.append(cells[place].strip())
@@ -68,19 +69,19 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
-        raise ValueError(f"{path} must be a UTF-8 text file of columns, got other bytes") from None
+        raise InputError(f"{path} must be a UTF-8 text file of columns, got other bytes") from None
     first = next((line for line in text.splitlines() if line.strip()), "")
     separator = max(SEPARATORS, key=first.count)
     reader = csv.reader(text.splitlines(), delimiter=separator)
     try:
         found = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
     except csv.Error as error:
-        raise ValueError(
+        raise InputError(
             f"{path}, line {reader.line_num}: there must be columns of numbers and labels, but {first_line(error)}: "
             "a quotation mark may be missing"
         ) from None
     if not found:
-        raise ValueError(f"{path} must hold samples, and it is empty")
+        raise InputError(f"{path} must hold samples, and it is empty")
     return found
 
 
@@ -93,7 +94,7 @@ def _place_of(label: str | None, path: Path, first: Sequence[str]) -> int:
         return numbers.index(label)
     if label in first:
         return first.index(label)
-    raise ValueError(
+    raise InputError(
         f"--label must name a column of {path} or be its number from 1 to {len(first)}, got {quoted(label)}; "
         f"the first line holds {shortened(', '.join(first[:8]), 160)}"
     )

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from normscope.capacity.certify import OPEN, float_labels
+from normscope.capacity.ln_net import ENDINGS, LNNet, load_network
 from normscope.capacity.memorize import memorize as memorize_samples
-from normscope.capacity.network import ENDINGS, LNNet, load_network
 from normscope.capacity.samples import contradictions, refuse_contradictions
+from normscope.certificates.check_networks import OPEN, float_labels
 from normscope.checks import quoted
 from normscope.studies.labelled_table import read_labelled_table
 

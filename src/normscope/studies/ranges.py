@@ -21,11 +21,12 @@ import numpy as np
 
 from normscope.checks import Floats, as_floats, frozen
 from normscope.data import bundled_model
+from normscope.errors import InputError
+from normscope.models.batches import Inputs, first_batch
 from normscope.models.find import find_traced
 from normscope.models.float64_run import run_call
 from normscope.models.found import FoundNorm
 from normscope.models.graph import LinearReader, ModelGraph
-from normscope.models.inputs import Inputs, first_batch
 from normscope.models.load import load_model
 from normscope.norm import Norm
 
@@ -147,7 +148,7 @@ def ranges(
     from torch import nn
 
     if example is not None and inputs is not None:
-        raise ValueError("example and inputs can't be given together: both are what the model is called with")
+        raise InputError("example and inputs can't be given together: both are what the model is called with")
     if isinstance(model, nn.Module):
         live, name = model, type(model).__name__
     else:
@@ -159,7 +160,7 @@ def ranges(
 
 def _ranges(model: nn.Module, example: Mapping[str, Any] | Sequence[Any] | None, name: str) -> Ranges:
     if any(parameter.is_meta for parameter in model.parameters()):
-        raise ValueError("model must have its weights loaded: ranges are computed from them, got a model on meta")
+        raise InputError("model must have its weights loaded: ranges are computed from them, got a model on meta")
     inventory = find_traced(model, example)
     graph = inventory.graph
     assert graph is not None

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from normscope.capacity.scatter import CoincidingSamplesError, Scatter, class_numbers, scatter
 from normscope.checks import Floats
 from normscope.data import bundled_model
+from normscope.errors import InputError
 from normscope.models.capture import capture
 from normscope.models.find import find
 from normscope.models.found import FoundNorm
@@ -119,14 +120,14 @@ def separability(
         for (batch, owners), _ in zip(here, run_in_pieces(live, (batch for batch, _ in ahead)), strict=True):
             count = int(owners[-1]) + 1
             if count > len(labels):
-                raise ValueError(f"labels must be one per input, got {len(labels)} labels of {count} inputs or more")
+                raise InputError(f"labels must be one per input, got {len(labels)} labels of {count} inputs or more")
             for path, samples in gathered.items():
                 seen = captured.norms[path]
                 if seen.input is not None and seen.output is not None:
                     samples.add(seen.input, seen.output, owners, batch.get("attention_mask"))
             captured.clear()
     if count < len(labels):
-        raise ValueError(f"labels must be one per input, got {len(labels)} labels of {count} inputs")
+        raise InputError(f"labels must be one per input, got {len(labels)} labels of {count} inputs")
     ran = [samples for samples in gathered.values() if samples.vectors.all()]
     return Separability(
         model="the bundled model" if model is None else inventory.model,
@@ -148,7 +149,7 @@ class _Samples:
     def add(self, given: Tensor, answer: Tensor, owners: NDArray[np.intp], mask: Tensor | None) -> None:
         """Vectors of some inputs, those of each along the first axis; with one input alone, all are its own."""
         if len(given) != len(owners) and len(owners) > 1:
-            raise ValueError(
+            raise InputError(
                 f"the input of {self.found.name} has {len(given)} rows for a batch of {len(owners)} inputs, which does "
                 "not say which is whose: give batches of one input each"
             )
@@ -176,7 +177,7 @@ class _Samples:
         if mask is None or bool(mask.bool().all()):
             return None
         if mask.shape != given.shape[:2]:
-            raise ValueError(
+            raise InputError(
                 f"the input of {self.found.name} has shape {tuple(given.shape)}, in which padding can't be told by an "
                 f"attention_mask of shape {tuple(mask.shape)}: give batches without padding"
             )
@@ -187,13 +188,13 @@ def _batches(inputs: Iterable[Any]) -> Iterator[Run]:
     start = 0
     for batch in inputs:
         if not isinstance(batch, Mapping):
-            raise ValueError(
+            raise InputError(
                 f"inputs of a live module must be batches of keyword inputs, got {type(batch).__name__}: "
                 "texts need a folder with a tokenizer"
             )
         rows = len(next(iter(batch.values()), ()))
         if not rows:
-            raise ValueError(f"batches must have one input or more, got an empty one after {start} inputs")
+            raise InputError(f"batches must have one input or more, got an empty one after {start} inputs")
         yield batch, np.arange(start, start + rows)
         start += rows
 
@@ -202,7 +203,7 @@ def _texts(path: Path, model: nn.Module, inputs: Iterable[Any]) -> Iterator[Run]
     texts = [inputs] if isinstance(inputs, str) else list(inputs)
     for text in texts:
         if not isinstance(text, str):
-            raise ValueError(f"inputs must be texts, got {type(text).__name__}: batches need a live module")
+            raise InputError(f"inputs must be texts, got {type(text).__name__}: batches need a live module")
     for number, batch in batches_of_texts(path, model, texts):
         yield batch, np.array([number])
 
@@ -216,5 +217,5 @@ def _scattered(samples: _Samples, labels: NDArray[np.intp]) -> NormSeparability:
         except CoincidingSamplesError:
             sides.append(None)
         except ValueError as error:
-            raise ValueError(f"the {side} of {found.name}: {error}") from None
+            raise InputError(f"the {side} of {found.name}: {error}") from None
     return NormSeparability(found.name, found.kind, found.size, *sides)

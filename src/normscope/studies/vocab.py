@@ -16,11 +16,15 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from normscope.certificates.check_tokens import first_fault
+from normscope.certificates.token_table import Outputs, Table
 from normscope.checks import quoted
 from normscope.data import bundled_model
+from normscope.errors import InputError
 from normscope.models.token_texts import token_texts
 from normscope.models.unembedding import Unembedding, unembedding_of
-from normscope.separation.findings import (
+from normscope.studies.vocab_results import Answer, Token, Vocab
+from normscope.vocabulary.findings import (
     NEVER,
     OPEN,
     TIED,
@@ -31,10 +35,7 @@ from normscope.separation.findings import (
     require_state,
     save_findings,
 )
-from normscope.separation.search import Clock, search
-from normscope.separation.table import Outputs, Table
-from normscope.separation.table_checking import first_fault
-from normscope.studies.vocab_results import Answer, Token, Vocab
+from normscope.vocabulary.search import Clock, search
 
 BUNDLED = "the bundled model"
 FILLED = "the filled ellipsoid"
@@ -67,7 +68,7 @@ def vocab(
     """
     started = time.monotonic()
     if budget is not None and not budget >= 0:
-        raise ValueError(f"budget must be a number of seconds, 0 or more, got {budget!r}")
+        raise InputError(f"budget must be a number of seconds, 0 or more, got {budget!r}")
     target = None if state is None else Path(state)
     if target is not None:
         require_state(target)
@@ -110,7 +111,7 @@ def verify_vocab(
         if stored.source.keys() != {"path", "bundled"} or not isinstance(bundled, bool) or (bundled and place):
             return False, f"{path} must say which model it is about, got {quoted(stored.source)}"
         if not isinstance(place, str) and not bundled:
-            raise ValueError(f"{path} is about a live module: give the model to verify it")
+            raise InputError(f"{path} is about a live module: give the model to verify it")
         model = place if isinstance(place, str) else bundled_model()
     table, _ = table_of(unembedding_of(model, example))
     if table.sha256 != stored.sha256:
@@ -144,9 +145,9 @@ def _continued(path: Path, table: Table) -> Findings:
     stored = load_findings(path)
     asks = stored.findings.reachable is not None
     if stored.sha256 != table.sha256 or asks != (table.outputs is not None):
-        raise ValueError(f"{path} is about another table (its SHA-256 differs): give another file, or none")
+        raise InputError(f"{path} is about another table (its SHA-256 differs): give another file, or none")
     if len(stored.findings.plain.verdict) != len(table):
-        raise ValueError(f"{path} is damaged: it must have a verdict for each of {len(table)} tokens")
+        raise InputError(f"{path} is damaged: it must have a verdict for each of {len(table)} tokens")
     return stored.findings
 
 

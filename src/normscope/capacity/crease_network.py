@@ -1,0 +1,237 @@
+"""A network built fold by fold: each layer is fitted to where the layers before it really put the samples.
+
+The state of a sample is a point (x, y) of the unit circle; its place on the line is a ratio of two linear forms of it,
+
+    q = N/D        N = n₀ + n₁x + n₂y,  D = d₀ + d₁x + d₂y > 0
+
+A fold of q with centre c, roundness s, tilt κ and bend μ is one layer, without a division: with N' = (1 + μ)N and
+D' = D + μN, the layer scales h = (N' − cD', sD') to length 1, and then
+
+    s(1 + κx)/y = √((v − c)² + s²) + κ(v − c)        v = N'/D'
+
+is the ratio of forms that the next layer reads. With eps > 0 the circle is a little smaller, and the samples are where
+they are: places are measured, not computed from the fold.
+
+Three ways to run the network are followed at once: in ball arithmetic, as a batch and one by one in torch. A sample is
+taken to be anywhere near the first of them, as far as the others are away, several times over; folds that would let
+such intervals of different labels touch are not considered. A sample whose floats drift into another label is given up
+for floats, and only its exact place counts from there on.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normscope.capacity.crease_cost import WORST
+from normscope.capacity.crease_search import BEND, CENTRE, COST, TILT, TIP, best_folds, best_moves
+from normscope.capacity.line import Line, count_runs
+from normscope.capacity.samples import Samples
+from normscope.capacity.scaling_layer import AffineMap, against, layer_norm, linear_layer
+from normscope.capacity.three_runs import ThreeRuns
+from normscope.checks import Floats
+
+if TYPE_CHECKING:
+    from torch import nn
+
+WIDENED = 4.0  # how far beyond what was measured a float may be
+JOINED = 0.02  # neighbours of one label nearer than this share of a run are one item
+GAP_PRICE, ROOM = 0.05, 1.0 / 3.0  # what narrow gaps cost while runs are folded away
+SPREAD_PRICE, SPREAD_ROOM = 1.0, 1.0  # and while a run is moved
+SHRUNK = (2.0, 10.0, 100.0, 1000.0)  # how much narrower than the floor a layer may make gaps, if need be
+FAR = 0.05  # a line whose middle boundary is nearer than this to an end is bent anew
+STEEPEST = 1.0 - 1e-9
+FEW = 0.25  # of the tries of a fold are enough for a move
+NARROW, NARROWED = 1e-3, 1e-4  # an end run as wide as this share of its gap can be moved; what a squashed one has
+
+
+class Limits(NamedTuple):
+    """What keeps floats apart."""
+
+    roundness: float  # s is at least this share of the mean run
+    tilt: float  # the largest |κ|
+    floor: float  # the least gap, as a share of the line
+
+
+LIMITS = {"float64": Limits(0.15, 0.9, 1e-10), "float32": Limits(0.5, 0.8, 3e-6)}
+
+
+class Items(NamedTuple):
+    """Intervals of the line, ascending, with samples of one label in each."""
+
+    low: Floats
+    high: Floats
+    label: NDArray[np.int64]
+
+    def joined(self, near: float) -> "Items":
+        """Neighbours of one label that are nearer than this made one; intervals that overlap always are."""
+        reach, begin = np.maximum.accumulate(self.high), np.minimum.accumulate(self.low[::-1])[::-1]
+        apart = (self.label[1:] != self.label[:-1]) | (begin[1:] - reach[:-1] > near)
+        first = np.flatnonzero(np.concatenate([[True], apart]))
+        last = np.append(first[1:], len(self.low)) - 1
+        return Items(begin[first], reach[last], self.label[first])
+
+
+class Folding:
+    """Building a network; iterate over it to do the work, one step for each run that is folded away.
+
+    Afterwards `layers` are those of the network if it is `finished`; if not, nothing was found that would go further.
+    """
+
+    def __init__(self, samples: Samples, line: Line, *, dtype: str, eps: float, seed: int, tries: int) -> None:
+        self.layers: list[nn.Module] = []
+        self.journey = [line.places]
+        self.finished = False
+        self._samples, self._line, self._dtype, self._eps = samples, line, dtype, eps
+        self._seed, self._tries = seed, tries
+        self._limits = LIMITS[dtype]
+        self._runs = ThreeRuns(samples.inputs, dtype, eps)
+        self._upper, self._lower = np.array([0.0, 1.0]), np.array([1.0, 0.0])  # N = p, D = 1
+
+    def __len__(self) -> int:
+        """Runs to be folded away."""
+        return self._line.runs - len(self._samples.classes)
+
+    @property
+    def depth(self) -> int:
+        return len(self.journey) - 1
+
+    def __iter__(self) -> Iterator[None]:
+        classes, fewest = len(self._samples.classes), self._line.runs
+        rounding = (np.abs(self._samples.inputs) @ np.abs(self._line.weight) + abs(self._line.bias)) * self._runs.unit
+        error = rounding * np.sqrt(self._samples.inputs.shape[1])
+        followed = np.ones(len(error), bool)
+        while True:
+            spread = np.where(followed, WIDENED * error + 4 * self._runs.unit, 0.0)
+            items = apart(self.journey[-1], spread, self._samples.labels, followed)
+            if items is None:
+                return
+            runs = count_runs(items.label)
+            if runs < fewest:
+                yield from (None for _ in range(fewest - runs))
+                fewest = runs
+            if runs == classes:
+                self._read_out(items.joined(np.inf))
+                self.finished = True
+                return
+            fold = self._next_fold(items, runs)
+            if fold is None and spread.max() > 0:
+                followed &= spread < spread.max() / 4  # the floats that are furthest off may be in the way
+                continue
+            if fold is None or self.depth >= len(error):
+                return
+            self._add_layer(fold)
+            error = self._measure(fold)
+
+    def _next_fold(self, items: Items, runs: int) -> Floats | None:
+        """The best fold that leaves fewer runs; or one that prepares it; or None."""
+        seed = hash((self._seed, self.depth)) % 2**63
+        roundness, tilt, floor = self._limits
+        whole = items.joined(np.inf)
+        joined = items.joined(JOINED / runs)
+        least = min(floor, float((whole.low[1:] - whole.high[:-1]).min()))
+        for shrunk in SHRUNK:
+            limits = (roundness / runs, tilt, least / shrunk)
+            fold: Floats = best_folds(*joined, runs - 2, self._tries, limits, GAP_PRICE, ROOM, seed)[0]
+            if fold[COST] < WORST:
+                return fold
+        limits = (np.sqrt(self._runs.unit), STEEPEST, floor)
+        for most in (runs - 2, runs - 1):  # boundaries; a move that leaves as many prepares one that does not
+            if most == runs - 1:
+                squashed = _squashed(whole, np.sqrt(self._runs.unit))
+                if squashed is not None:
+                    return squashed
+            fold = best_moves(*whole, most, int(FEW * self._tries), limits, SPREAD_PRICE, SPREAD_ROOM, seed)[0]
+            if fold[COST] < WORST:
+                return fold
+        return None
+
+    def _add_layer(self, fold: Floats) -> None:
+        """h = (N' − cD', sD') as a Linear, and a LayerNorm."""
+        c, s, mu = fold[CENTRE], fold[TIP], fold[BEND]
+        upper, lower = (1 + mu) * self._upper, self._lower + mu * self._upper
+        forms = np.stack([upper - c * lower, s * lower])
+        forms *= against(self._eps) / np.abs(forms).max()
+        linear = self._linear(forms, writes=True)
+        self.layers += [linear, layer_norm(self._eps)]
+        self._runs.advance(linear)
+
+    def _measure(self, fold: Floats) -> Floats:
+        """Where the samples are now, on a line from 0 to 1; and how far floats are from there."""
+        s, k = fold[TIP], fold[TILT]
+        upper, lower = np.array([s, s * k, 0.0]), np.array([0.0, 0.0, 1.0])
+        values, _ = self._runs.ratios(upper, lower)
+        first, last = values.min(), values.max()
+        bend = _balance((values - first) / (last - first), self._samples.labels)
+        upper, lower = upper - first * lower, (last - first) * lower
+        self._upper, self._lower = (1 + bend) * upper, lower + bend * upper
+        places, error = self._runs.ratios(self._upper, self._lower)
+        self.journey.append(places)
+        return error
+
+    def _read_out(self, runs: Items) -> None:
+        """Scores that are highest in one run each: place k along the line scores kN − (θ₁ + … + θₖ)D, with thresholds θ
+        between the runs."""
+        thresholds = np.concatenate([[0.0], np.cumsum((runs.high[:-1] + runs.low[1:]) / 2)])
+        places = np.arange(len(thresholds))
+        forms = np.empty((len(places), len(self._upper)))
+        forms[runs.label] = np.outer(places, self._upper) - np.outer(thresholds, self._lower)
+        forms -= (forms.max(axis=0) + forms.min(axis=0)) / 2
+        self.layers.append(self._linear(forms / np.abs(forms).max(), writes=False))
+
+    def _linear(self, forms: Floats, *, writes: bool) -> "nn.Linear":
+        """Linear forms of (1, p), or of (1, x, y) after the first layer, as an nn.Linear of what comes in."""
+        import torch
+
+        matrix, shift = forms[:, 1:], forms[:, 0]
+        if not self.layers:
+            matrix, shift = np.outer(forms[:, 1], self._line.weight), shift + forms[:, 1] * self._line.bias
+        dtype = getattr(torch, self._dtype)
+        return linear_layer(AffineMap(matrix, shift), reads=bool(self.layers), writes=writes, dtype=dtype)
+
+
+def apart(places: Floats, spread: Floats, labels: NDArray[np.int64], followed: NDArray[np.bool_]) -> Items | None:
+    """Each sample as an interval, in the order of their places; None if two labels are at one place.
+
+    Where intervals of different labels touch, the widest of them are no longer followed: their spread becomes 0.
+    """
+    order = np.argsort(places, kind="stable")
+    spread, label = spread[order], labels[order]
+    places = places[order]
+    while True:
+        items = Items(places - spread, places + spread, label)
+        change = np.flatnonzero(label[1:] != label[:-1])
+        reaches, begins = (
+            np.maximum.accumulate(items.high)[change],
+            np.minimum.accumulate(items.low[::-1])[::-1][change + 1],
+        )
+        touching = np.flatnonzero(reaches >= begins)
+        if not len(touching):
+            return items
+        low, high = begins[touching[0]], reaches[touching[0]]
+        widest = int(np.argmax(np.where((items.low <= high) & (items.high >= low), spread, -1.0)))
+        if spread[widest] <= 0:
+            return None
+        spread[widest], followed[order[widest]] = 0.0, False
+
+
+def _balance(places: Floats, labels: NDArray[np.int64]) -> float:
+    """The bend μ of a line from 0 to 1 that brings the middle one of its boundaries to 1/2."""
+    order = np.argsort(places, kind="stable")
+    place, label = places[order], labels[order]
+    before = np.flatnonzero(label[1:] != label[:-1])
+    boundaries = (place[before] + place[before + 1]) / 2
+    middle = boundaries[len(boundaries) // 2]
+    return float((1 - 2 * middle) / middle) if not FAR < middle < 1 - FAR else 0.0
+
+
+def _squashed(runs: Items, least: float) -> Floats | None:
+    """A fold that makes the first run narrow and leaves the others as they are; None if it is narrow or too near."""
+    width, gap = runs.high[0] - runs.low[0], runs.low[1] - runs.high[0]
+    if width <= NARROW * gap or gap * np.sqrt(NARROWED) < least:
+        return None
+    fold = np.zeros(6)
+    fold[CENTRE], fold[TIP] = runs.high[0] + gap / 2, gap * np.sqrt(NARROWED)
+    fold[TILT] = max(1.0 - NARROWED * gap / width, 0.0)
+    return fold

@@ -1,0 +1,252 @@
+"""Are certificates for reachable queries right? From keys, ellipsoid and certificates alone.
+
+Queries are q = c + Ay with |y| ≤ 1, so that key k scores y·(Aᵀk) + c·k + b: the lifted key (Aᵀk, c·k + b) times (y, 1).
+
+    a y             |y| ≤ 1, and (y, 1) scores lifted key i above all others     a reachable query prefers key i
+    weights λ ≥ 0   Σλ = 1, and with (x, t) = lifted key i − Σλ·lifted keys,
+                    |x| + t ≤ 0                                                  no reachable query prefers key i
+
+Lifting and scoring are in double precision, unit roundoff u = 2⁻⁵³, with keys centred first. An entry of a lifted key
+is off by (d + 4)·u·Σ|k'||A| at most, a score by that and (r + 5)·u times the sizes it adds up. A margin, or −(|x| + t),
+must be above the sum of both. A margin that is not is computed again without rounding; weights then have to reproduce
+the key itself, as they do without an ellipsoid, and are a proof or a near tie as they are there (`hull_proofs`).
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normscope.certificates.check_keys import (
+    BLOCK,
+    Checked,
+    checked,
+    first_wrong,
+    judged_sets,
+    lifted,
+    nothing_but,
+    residuals,
+    rows_of,
+    shape_faults,
+)
+from normscope.certificates.hull_proofs import NEAR_TIE, PROVEN, UNIT, WRONG, Verdicts
+from normscope.certificates.key_certificates import Certificates, Ints, Reach
+from normscope.checks import Floats
+
+
+def check_certificates(keys: Floats, bias: Floats | None, reach: Reach | None, certificates: Certificates) -> Checked:
+    """Whether every certificate is right: for queries from anywhere, or for those that can be reached."""
+    return checked(keys, bias, certificates) if reach is None else checked_reach(keys, bias, reach, certificates)
+
+
+def checked_reach(keys: Floats, bias: Floats | None, reach: Reach, certificates: Certificates) -> Checked:
+    """Whether every certificate for keys (..., n, d) and queries c + Ay, reach = (A, c), is right."""
+    coordinates, (matrix, center), c = certificates.coordinates, reach, certificates
+    fault = next(shape_faults(keys, c), None)
+    if fault is None and (coordinates is None or coordinates.shape != (len(c.query_keys), matrix.shape[1])):
+        fault = "there must be coordinates in the ellipsoid for every query"
+    if fault is not None or coordinates is None:
+        return nothing_but(str(fault))
+    count, sets = keys.shape[-2], keys.reshape(-1, *keys.shape[-2:])
+    heights = [None] * len(sets) if bias is None else list(bias.reshape(-1, count))
+    shown, held, kinds = [], [], []
+    for number, (some, height) in enumerate(zip(sets, heights, strict=True)):
+        place, before = (some, height, matrix, center), number * count
+        rows = rows_of(c.query_keys, number, count)
+        shown.append(reach_margins(*place, c.query_keys[rows] - before, coordinates[rows]))
+        rows = rows_of(c.weight_keys, number, count)
+        starts = c.starts[rows.start : rows.stop + 1]
+        entries = slice(starts[0], starts[-1])
+        weighted = (c.weight_keys[rows] - before, starts - starts[0], c.indices[entries], c.weights[entries])
+        held.append(advantages(*place, *weighted))
+        kinds.append(_kinds(some, height, held[-1], *weighted))
+    proven, proofs = np.concatenate([part.proven for part in shown]), np.concatenate(kinds)
+    fault = first_wrong(
+        keys.shape[:-1],
+        ("the query of key {} is not reachable, or does not prefer it to all others", c.query_keys, proven),
+        ("the weights of key {} do not rule out all reachable queries", c.weight_keys, proofs != WRONG),
+    )
+    margins, largest = (
+        (np.concatenate([getattr(part, name) for part in parts]), 2 * np.concatenate([part.rounding for part in parts]))
+        for name, parts in (("least", shown), ("largest", held))
+    )
+    return Checked(fault, proofs == NEAR_TIE, margins, largest)
+
+
+@dataclass(frozen=True, eq=False)
+class Lifted:
+    """Keys as reachable queries see them: what (y, 1) scores."""
+
+    rows: Floats  # (n, r + 1), divided by 2^exponent
+    errors: Floats  # (r + 1,): how far an entry may be off
+    exponent: int
+
+    def in_units_of_scores(self, values: Floats) -> Floats:
+        with np.errstate(over="ignore", under="ignore"):
+            return np.asarray(np.ldexp(values, self.exponent))
+
+
+def lift(keys: Floats, bias: Floats | None, matrix: Floats, center: Floats) -> Lifted:
+    """Lifted keys of one set (n, d) for queries center + matrix·y, matrix (d, r).
+
+    >>> seen = lift(np.array([[1.0], [3.0]]), None, np.array([[2.0]]), np.array([1.0]))
+    >>> seen.in_units_of_scores(seen.rows)
+    array([[-2., -1.],
+           [ 2.,  1.]])
+    """
+    map_exponent = _exponent(np.append(matrix, center))
+    both = np.ldexp(np.column_stack([matrix, center]), -map_exponent)
+    key_exponent = _exponent(keys)
+    centred = np.ldexp(keys, -key_exponent)
+    centred = centred - centred.mean(axis=0)
+    rows = centred @ both
+    sizes = np.abs(centred) @ np.abs(both)
+    exponent = map_exponent + key_exponent
+    if bias is not None:
+        heights = np.ldexp(bias - bias.mean(), -exponent)
+        rows[:, -1] += heights
+        sizes[:, -1] += np.abs(heights)
+    return Lifted(rows, (keys.shape[1] + 4) * UNIT * sizes.max(axis=0) + 1e-300, exponent)
+
+
+@dataclass(frozen=True, eq=False)
+class ReachMargins:
+    least: Floats  # by how much (y, 1) prefers each key at least
+    proven: NDArray[np.bool_]  # whether that is above 0 beyond doubt, and y is in the ball
+    rounding: Floats
+    gap: Floats  # least over the size of the scores
+
+
+def reach_margins(
+    keys: Floats, bias: Floats | None, matrix: Floats, center: Floats, rows: Ints, coordinates: Floats
+) -> ReachMargins:
+    """How each center + matrix·y scores keys[row] against all other keys of the set.
+
+    >>> line, middle = np.array([[0.0], [1.0]]), np.zeros((1, 1))
+    >>> found = reach_margins(line, None, np.eye(1), np.array([3.0]), np.array([1]), middle)
+    >>> found.least, found.proven
+    (array([3.]), array([ True]))
+    """
+    in_ball = np.einsum("ij,ij->i", coordinates, coordinates) <= 1 - 2 * (coordinates.shape[1] + 2) * UNIT
+    in_ball &= np.isfinite(coordinates).all(axis=1)
+    if len(keys) == 1:
+        endless = np.full(len(rows), np.inf)
+        return ReachMargins(endless, in_ball, np.zeros(len(rows)), endless)
+    seen = lift(keys, bias, matrix, center)
+    queries = np.column_stack([np.where(in_ball[:, None], coordinates, 0.0), np.ones(len(rows))])
+    sizes = np.abs(queries) @ np.abs(seen.rows).max(axis=0)
+    bounds = 2 * (np.abs(queries) @ seen.errors + (coordinates.shape[1] + 5) * UNIT * sizes)
+    least, proven = np.empty(len(rows)), np.zeros(len(rows), bool)
+    step = max(1, BLOCK // len(keys))
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        some, line = rows[part], np.arange(len(rows[part]))
+        scores = queries[part] @ seen.rows.T
+        own = scores[line, some]
+        scores[line, some] = -np.inf
+        least[part] = own - scores.max(axis=1)
+        proven[part] = least[part] > bounds[part]
+        for a in np.flatnonzero((np.abs(least[part]) <= bounds[part]) & in_ball[part]):
+            near = np.flatnonzero(own[a] - scores[a] <= 2 * bounds[start + a])
+            near = near[near != some[a]]
+            proven[start + a] = _wins_exactly(keys, bias, matrix, center, int(some[a]), near, coordinates[start + a])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gap = least / sizes
+    return ReachMargins(seen.in_units_of_scores(least), proven & in_ball, seen.in_units_of_scores(bounds), gap)
+
+
+@dataclass(frozen=True, eq=False)
+class Advantages:
+    largest: Floats  # |x| + t: no reachable query prefers the key to the weighted mean of others by more
+    proven: NDArray[np.bool_]  # whether that is not above 0 beyond doubt, and the weights are convex
+    right: NDArray[np.bool_]  # or else, whether the weights reproduce the key itself
+    rounding: Floats
+    gap: Floats  # −largest over the size of the lifted keys
+
+
+def advantages(
+    keys: Floats,
+    bias: Floats | None,
+    matrix: Floats,
+    center: Floats,
+    rows: Ints,
+    starts: Ints,
+    indices: Ints,
+    weights: Floats,
+) -> Advantages:
+    """How far a reachable query can prefer keys[rows] to weighted means; those of row a are starts[a] to starts[a + 1].
+
+    >>> line = np.array([[0.0], [1.0], [2.0]])
+    >>> place = (line, None, np.eye(1), np.array([3.0]))
+    >>> found = advantages(*place, np.array([0]), np.array([0, 1]), np.array([1]), np.ones(1))
+    >>> found.largest, found.right
+    (array([-2.]), array([ True]))
+    """
+    if not len(rows):
+        nothing = np.zeros(0)
+        return Advantages(nothing, np.zeros(0, bool), np.zeros(0, bool), nothing, nothing)
+    seen = lift(keys, bias, matrix, center)
+    left = seen.rows[rows] - np.add.reduceat(weights[:, None] * seen.rows[indices], starts[:-1])
+    largest = np.linalg.norm(left[:, :-1], axis=1) + left[:, -1]
+    total = np.add.reduceat(weights, starts[:-1])
+    size = np.linalg.norm(np.abs(seen.rows).max(axis=0))
+    entries = np.diff(starts)
+    bounds = (
+        4 * np.linalg.norm(seen.errors) + (np.abs(total - 1) + (entries + seen.rows.shape[1] + 5) * 2 * UNIT) * 2 * size
+    )
+    convex = np.abs(total - 1) <= 32 * (keys.shape[1] + 4) * UNIT
+    owner = np.repeat(rows, entries)
+    convex &= ~np.logical_or.reduceat((weights <= 0) | (indices == owner), starts[:-1])
+    proven = convex & (largest + bounds <= 0)
+    plain = residuals(lifted(keys, bias), bias is not None, rows, starts, indices, weights).right
+    return Advantages(
+        seen.in_units_of_scores(largest),
+        proven,
+        proven | (convex & plain),
+        seen.in_units_of_scores(bounds),
+        -largest / max(size, 1e-300),
+    )
+
+
+def _kinds(
+    keys: Floats,
+    bias: Floats | None,
+    held: Advantages,
+    rows: Ints,
+    starts: Ints,
+    indices: Ints,
+    weights: Floats,
+) -> Verdicts:
+    """What weights prove; where the ellipsoid does not show it beyond doubt, as if any query could be asked."""
+    kinds = np.full(len(rows), PROVEN, np.int8)
+    doubtful = np.flatnonzero(~held.proven)
+    if len(doubtful):
+        entries = np.concatenate([np.arange(starts[row], starts[row + 1]) for row in doubtful])
+        begin = np.append(0, np.cumsum(np.diff(starts)[doubtful]))
+        weighted = (rows[doubtful], begin, indices[entries], weights[entries])
+        kinds[doubtful] = judged_sets(lifted(keys, bias), bias is not None, *weighted)
+    return kinds
+
+
+def _wins_exactly(
+    keys: Floats, bias: Floats | None, matrix: Floats, center: Floats, row: int, others: Ints, coordinates: Floats
+) -> bool:
+    along = [Fraction(entry) for entry in coordinates.tolist()]
+    query = [
+        Fraction(float(start))
+        + sum((Fraction(float(entry)) * part for entry, part in zip(line, along, strict=True)), Fraction(0))
+        for start, line in zip(center, matrix, strict=True)
+    ]
+
+    def score(key: int) -> Fraction:
+        start = Fraction(0) if bias is None else Fraction(float(bias[key]))
+        return sum((Fraction(float(entry)) * part for entry, part in zip(keys[key], query, strict=True)), start)
+
+    own = score(row)
+    return all(own > score(int(other)) for other in others)
+
+
+def _exponent(values: Floats) -> int:
+    """e with max|values| in [2^(e−1), 2^e)."""
+    return int(np.frexp(np.abs(values).max())[1])

@@ -1,1 +1,0 @@
-"""The papers' experiments as configured runs that can be interrupted and continued."""

@@ -1,1 +1,0 @@
-"""Readers of the data that experiments take from a folder: nothing is downloaded, nothing in a file is executed."""

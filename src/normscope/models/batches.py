@@ -1,0 +1,86 @@
+"""What a model is called with, as it is given: one batch of named tensors or several, in memory or in a file."""
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normscope.checks import first_line
+from normscope.errors import InputError
+from normscope.files import npz_arrays
+from normscope.models.safetensors_file import SafetensorsFile
+
+ENDINGS = (".npz", ".safetensors")
+Batch = Mapping[str, Any]  # by the parameters of a model's forward: tensors, or arrays
+Inputs = Batch | Iterable[Batch]
+
+
+def read_inputs(path: Path) -> dict[str, Tensor]:
+    """One batch: the named tensors of an .npz or .safetensors file."""
+    if path.suffix.lower() not in ENDINGS:
+        raise InputError(f"{path} must end in {' or '.join(ENDINGS)}, got {path.suffix or 'no ending'}")
+    if path.suffix.lower() == ".npz":
+        tensors = {name: _tensor(name, array) for name, array in npz_arrays(path.read_bytes(), str(path)).items()}
+    else:
+        try:
+            file = SafetensorsFile(path)
+            tensors = {name: file.read(name) for name in file.shapes}
+        except ValueError as error:
+            raise InputError(f"{path}: {first_line(error)}") from None
+    if not tensors:
+        raise InputError(f"{path} must hold tensors, named like the inputs of the model, and has none")
+    return tensors
+
+
+def batches_for(model: nn.Module, inputs: Inputs) -> Iterator[dict[str, Tensor]]:
+    """Every batch as the model takes it: on its device, floats in its dtype; refused by name if it can't be one."""
+    batches = iter([inputs] if isinstance(inputs, Mapping) else inputs)
+    first = next(batches, None)
+    if first is None:
+        raise InputError("inputs must hold at least one batch, got none")
+    return (_fitted(model, batch) for batch in chain([first], batches))
+
+
+def first_batch(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
+    """The batch that a model is traced with."""
+    return next(batches_for(model, inputs))
+
+
+def _fitted(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    if not isinstance(batch, Mapping) or not batch:
+        raise InputError(f"a batch of inputs must be a mapping of names to tensors, got {type(batch).__name__}")
+    parameters = inspect.signature(model.forward).parameters.values()
+    known = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    needed = [each.name for each in parameters if each.name in known and each.default is each.empty]
+    for name in batch:
+        if name not in known:
+            raise InputError(
+                f"inputs must be named like parameters of {type(model).__name__}.forward, got {str(name)!r:.60}; "
+                f"they are {', '.join(known)}"[:380]
+            )
+    if missing := [name for name in needed if name not in batch]:
+        raise InputError(f"inputs must have {missing[0]!r}, which {type(model).__name__}.forward needs")
+    weight = next(model.parameters(), torch.empty(0))
+    tensors = {name: _tensor(name, value) for name, value in batch.items()}
+    return {
+        name: value.to(weight.device, weight.dtype if value.is_floating_point() else None)
+        for name, value in tensors.items()
+    }
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"input {name!r:.60} must be a tensor or an array of numbers: {first_line(error)}") from None
+    if not tensor.dtype.is_floating_point and not tensor.is_complex():
+        return tensor
+    bad = tensor.numel() - int(tensor.isfinite().sum())
+    if bad or tensor.is_complex():
+        what = f"{bad} NaN or infinite of {tensor.numel()} values" if bad else "complex numbers"
+        raise InputError(f"input {name!r:.60} must be finite and real, got {what}")
+    return tensor

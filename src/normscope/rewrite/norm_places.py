@@ -1,0 +1,114 @@
+"""Where the norms of a model stand in the traced graph, and what they do there while the graph is computed.
+
+A module is recognised by what it answers when it is asked by itself. In its place it may be called with other
+arguments, or hooks may change what goes in and comes out. So while the call is computed in float64, the output of every
+norm is held beside what the recognised norm makes of the same input; and what norms put out before and after folding,
+
+    g∘z + b  =  t∘((g∘z + b − s)/t) + s        t, s: what its readers have taken over
+
+is compared by its product with one random vector, so that the certificate covers norms that no output depends on.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from normscope.models.found import FoundNorm
+from normscope.models.graph import Call, ModelGraph
+from normscope.models.graph_operations import is_float
+from normscope.norm import Norm
+from normscope.rewrite.plan import Taken
+
+NEAR = 1e-2  # of the largest output: what is further apart is no rounding, and no eps that was estimated
+SEED = 0
+
+
+@dataclass(frozen=True, eq=False)
+class NormCall:
+    """One call of a norm."""
+
+    norm: str
+    value: Node  # what it normalizes
+    output: Node
+    nodes: Call
+
+
+def path_of(found: FoundNorm) -> str:
+    """The name of a norm in the model that was traced."""
+    return found.name if found.path is None else found.path
+
+
+def place(graph: ModelGraph, found: FoundNorm) -> tuple[NormCall, ...] | str:
+    """The calls of a norm, or why they cannot be told."""
+    if found.norm is None:
+        return f"it is none of the known norms: {found.problem}"
+    if found.axis != -1:
+        return f"it normalizes axis {found.axis}, not the last"
+    name, placed = path_of(found), list[NormCall]()
+    for call in graph.calls_of(name):
+        entering, leaving = graph.entering(name, call), graph.leaving(call)
+        if len(entering) != 1:
+            return f"it is given {len(entering)} values ({', '.join(node.name for node in entering)}), not one"
+        if len(leaving) != 1:
+            return f"it makes {len(leaving)} values, not one"
+        for node in (*entering, *leaving):
+            if not is_float(node) or node.meta["val"].shape[-1:] != (found.norm.size,):
+                return f"{node.name} does not have its {found.norm.size} channels in the last axis"
+        placed.append(NormCall(name, entering[0], leaving[0], call))
+    return tuple(placed) or "the traced call does not run it"
+
+
+class Watch:
+    """The norms of a graph while it is computed: told of every value, in order.
+
+    Of the original it asks whether they are what they were taken for; of the folded model it knows what was taken over.
+    """
+
+    def __init__(self, graph: ModelGraph, norms: Iterable[FoundNorm], taken: Iterable[Taken] | None = None) -> None:
+        self.mistaken: dict[str, str] = {}  # norms that are something else in their place, in words
+        self._asks = taken is None
+        self._taken = {part.norm: part for part in taken or ()}
+        self._norms: dict[str, Norm] = {}
+        self._outputs: dict[str, list[Tensor]] = {}
+        self._by_output: dict[Node, NormCall] = {}
+        self._inputs: dict[Node, Tensor] = {}
+        self._waiting: dict[Node, int] = {}  # by input: how many norms are still to read it
+        for found in norms:
+            placed = place(graph, found)
+            if isinstance(placed, tuple) and found.norm is not None:
+                self._norms[path_of(found)] = found.norm
+                for call in placed:
+                    self._by_output[call.output] = call
+                    self._waiting[call.value] = self._waiting.get(call.value, 0) + self._asks
+
+    def __call__(self, node: Node, value: Tensor) -> None:
+        call = self._by_output.get(node)
+        if call is not None:
+            self._outputs.setdefault(call.norm, []).append(self._times_a_vector(call.norm, value.double()))
+            if call.value in self._inputs:
+                self._compare(call.norm, self._inputs[call.value], value)
+                self._waiting[call.value] -= 1
+                if not self._waiting[call.value]:
+                    del self._inputs[call.value]
+        if self._waiting.get(node):
+            self._inputs[node] = value.double()
+
+    def outputs(self) -> list[Tensor]:
+        """The outputs of all norms, as they are or were in the original, each times one vector."""
+        return [output for outputs in self._outputs.values() for output in outputs]
+
+    def _times_a_vector(self, name: str, output: Tensor) -> Tensor:
+        taken, random = self._taken.get(name), torch.Generator().manual_seed(SEED)
+        vector = torch.randn(output.shape[-1], generator=random, dtype=torch.float64)
+        return (output if taken is None else taken.gain * output + taken.bias) @ vector
+
+    def _compare(self, name: str, given: Tensor, made: Tensor) -> None:
+        if not bool(given.isfinite().all()):
+            return
+        expected = torch.from_numpy(self._norms[name](given.numpy()))
+        apart, size = (float(values.abs().max()) if made.numel() else 0.0 for values in (made - expected, expected))
+        if not apart <= NEAR * size:
+            self.mistaken[name] = "in its place it computes something else than when it is asked by itself"

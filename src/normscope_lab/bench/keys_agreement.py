@@ -1,0 +1,165 @@
+"""Do our verdicts agree with linear programs? Key by key, over many kinds of sets, sizes and dimensions.
+
+Sets are numbered, and the number alone says what is in a set, so that a disagreement can be looked at again. Keys that
+we call degenerate are counted and not compared: there a program's rounding decides.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normscope.separation.selectable import selectable
+from normscope_lab.bench.key_sets import KINDS, Keys
+from normscope_lab.bench.linear_programs import PREFERS, preference
+from normscope_lab.bench.requirements import require_solvers
+
+SCHEMA_VERSION = 1
+CHANNELS = (2, 3, 4, 5, 6, 8, 12, 24)
+FEWEST, MOST = 4, 120  # keys of a set
+BATCHES = ((), (3,))  # a set alone, and three that are answered in one call
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """A key of a numbered set on which we and a program differ."""
+
+    number: int
+    place: tuple[int, ...]  # of the key: (key,), or (set of the batch, key)
+    selectable: bool
+    preference: float
+
+
+@dataclass(frozen=True)
+class KindAgreement:
+    """All keys of one kind: each is compared, or degenerate, or without an answer of the program."""
+
+    kind: str
+    bias: bool
+    sets: int
+    keys: int
+    selectable: int
+    degenerate: int
+    unanswered: int
+    disagreements: int
+
+
+@dataclass(frozen=True)
+class KeysAgreement:
+    """The whole comparison; `to_dict` is what `normscope bench keys-agreement --json` prints."""
+
+    asked: int  # keys that were to be compared at least
+    keys: int
+    compared: int
+    certificates_hold: bool
+    kinds: tuple[KindAgreement, ...]
+    disagreements: tuple[Disagreement, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether enough keys were compared, none was judged differently, and every certificate passed its check."""
+        return self.compared >= self.asked and not self.disagreements and self.certificates_hold
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema_version": SCHEMA_VERSION, **asdict(self), "holds": self.holds}
+
+
+def run(keys: int) -> KeysAgreement:
+    """Compare at least so many keys, with a progress bar on a terminal's standard error.
+
+    >>> run(200).holds
+    True
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    require_solvers("scipy")
+    judged: list[_Judged] = []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("bench keys-agreement", total=keys)
+        drawn = compared = 0
+        while compared < keys and drawn < 2 * keys:  # not forever, should all be degenerate
+            judged.append(_judge(len(judged)))
+            drawn, compared = drawn + judged[-1].mask.size, compared + int(judged[-1].compared.sum())
+            progress.update(task, completed=compared)
+    return _summed_up(keys, judged)
+
+
+def key_set(number: int) -> tuple[str, Keys, NDArray[np.float32] | None]:
+    """The kind, keys (n, d) or (3, n, d) and bias of a numbered set.
+
+    >>> kind, keys, bias = key_set(7)
+    >>> kind, keys.shape, bias is None
+    ('equal norm', (3, 85, 8), False)
+    """
+    rng = np.random.default_rng([number])
+    kinds = list(KINDS)
+    kind = kinds[number % (2 * len(kinds)) // 2]
+    batch = BATCHES[int(rng.integers(len(BATCHES)))]
+    count = round(FEWEST * (MOST / FEWEST) ** rng.random())
+    channels = int(rng.choice(CHANNELS))
+    drawn = np.stack([KINDS[kind](count, channels, rng) for _ in range(int(np.prod(batch, dtype=int)))])
+    bias = rng.standard_normal((*batch, count)).astype(np.float32) if number % 2 else None
+    return kind, drawn.reshape(*batch, count, channels), bias
+
+
+@dataclass(frozen=True, eq=False)
+class _Judged:
+    number: int
+    kind: str
+    bias: bool
+    mask: NDArray[np.bool_]
+    degenerate: NDArray[np.bool_]
+    preferences: NDArray[np.float64]  # NaN where no program was asked or it gave none
+    certificates_hold: bool
+
+    @property
+    def compared(self) -> NDArray[np.bool_]:
+        return ~self.degenerate & ~np.isnan(self.preferences)
+
+    @property
+    def differs(self) -> NDArray[np.bool_]:
+        return np.asarray(self.compared & (self.mask != (self.preferences > PREFERS)))
+
+
+def _judge(number: int) -> _Judged:
+    kind, keys, bias = key_set(number)
+    result = selectable(keys, bias=bias)
+    preferences = np.full(result.mask.shape, np.nan)
+    for *batch, key in np.argwhere(~result.degenerate).tolist():
+        found = preference(keys[*batch], key, None if bias is None else bias[*batch])
+        preferences[*batch, key] = np.nan if found is None else found
+    return _Judged(number, kind, bias is not None, result.mask, result.degenerate, preferences, result.check())
+
+
+def _summed_up(asked: int, judged: list[_Judged]) -> KeysAgreement:
+    kinds = []
+    for kind, bias in sorted({(one.kind, one.bias) for one in judged}):
+        some = [one for one in judged if (one.kind, one.bias) == (kind, bias)]
+        kinds.append(
+            KindAgreement(
+                kind=kind,
+                bias=bias,
+                sets=sum(one.mask[..., 0].size for one in some),
+                keys=sum(one.mask.size for one in some),
+                selectable=sum(int(one.mask.sum()) for one in some),
+                degenerate=sum(int(one.degenerate.sum()) for one in some),
+                unanswered=sum(int((~one.degenerate & np.isnan(one.preferences)).sum()) for one in some),
+                disagreements=sum(int(one.differs.sum()) for one in some),
+            )
+        )
+    return KeysAgreement(
+        asked=asked,
+        keys=sum(one.mask.size for one in judged),
+        compared=sum(int(one.compared.sum()) for one in judged),
+        certificates_hold=all(one.certificates_hold for one in judged),
+        kinds=tuple(kinds),
+        disagreements=tuple(
+            Disagreement(
+                one.number, tuple(int(i) for i in place), bool(one.mask[*place]), float(one.preferences[*place])
+            )
+            for one in judged
+            for place in np.argwhere(one.differs)
+        ),
+    )

@@ -1,0 +1,118 @@
+"""Own directions over a table of GPT-2's shape, 50,257 × 768, in a new process with one thread: CPU time and memory.
+
+The table is anisotropic as trained ones are: standard deviations fall like 1/√k along random axes, lengths of rows vary
+by a log-normal factor, and all rows share an offset. The norm before it is a LayerNorm with gains around 1 and a bias.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from normscope.certificates.token_table import Outputs, Table
+from normscope.errors import InputError
+from normscope_lab.bench.timing import Machine, this_machine
+
+SCHEMA_VERSION = 1
+TOKENS, CHANNELS, SEED = 50_257, 768, 0
+BLOCK = 4096  # rows drawn at a time
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one search took."""
+
+    tokens: int
+    channels: int
+    own_direction_seconds: float  # both questions, all coordinates
+    own_direction_wins: int  # tokens that a reachable vector is shown to prefer by then
+    own_direction_megabytes: float  # most memory that the process held by then
+    rest_seconds: float  # twins, nearest points, ellipsoid
+    wins: int  # in the end
+    check_seconds: float
+    check_holds: bool
+    peak_megabytes: float  # of the process, from start to end
+
+
+@dataclass(frozen=True)
+class VocabBenchmark:
+    """The whole run; `to_dict` is what `normscope bench vocab --json` prints."""
+
+    machine: Machine
+    measured: Measured
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema_version": SCHEMA_VERSION, "machine": asdict(self.machine), **asdict(self.measured)}
+
+
+def run(tokens: int = TOKENS, channels: int = CHANNELS) -> VocabBenchmark:
+    """Search and check in a new process."""
+    code = f"from normscope_lab.bench.vocab_bench import measure; measure({tokens}, {channels})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | ONE_THREAD, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        raise InputError(f"the measuring process ended with exit code {done.returncode}")
+    return VocabBenchmark(this_machine(), Measured(**json.loads(done.stdout)))
+
+
+def measure(tokens: int, channels: int) -> None:
+    """Print what a search and its check took in this process."""
+    from normscope.certificates.check_tokens import first_fault
+    from normscope.vocabulary.findings import WINS, Findings
+    from normscope.vocabulary.search import Clock, search
+
+    table, few = table_like_gpt2(tokens, channels), table_like_gpt2(64, 8)
+    search(few, Findings.none_yet(64, reachable=True), Clock())  # compiled before the clock starts, or loaded
+    clock, findings, peaks = Clock(), Findings.none_yet(tokens, reachable=True), [0.0]
+
+    def watch(things: Iterable[Any], what: str) -> Iterator[Any]:
+        yield from things
+        if what.startswith("own directions"):
+            peaks.append(_peak_megabytes())
+
+    search(table, findings, clock, watch)
+    assert findings.reachable is not None
+    start = time.process_time()
+    holds = first_fault(table, findings) is None
+    checking = time.process_time() - start
+    measured = Measured(
+        tokens=tokens,
+        channels=channels,
+        own_direction_seconds=clock.seconds["own directions"],
+        own_direction_wins=int(np.count_nonzero(findings.reachable.power)),
+        own_direction_megabytes=max(peaks),
+        rest_seconds=sum(clock.seconds.values()) - clock.seconds["own directions"],
+        wins=int((findings.reachable.verdict == WINS).sum()),
+        check_seconds=checking,
+        check_holds=holds,
+        peak_megabytes=_peak_megabytes(),
+    )
+    print(json.dumps(asdict(measured)))
+
+
+def _peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def table_like_gpt2(tokens: int, channels: int) -> Table:
+    """A random table, always the same."""
+    rng = np.random.default_rng(SEED)
+    axes = np.linalg.qr(rng.standard_normal((channels, channels)))[0]
+    spread = np.ascontiguousarray((axes / np.sqrt(1 + np.arange(channels))).T.astype(np.float32))
+    rows = np.empty((tokens, channels), np.float32)
+    for start in range(0, tokens, BLOCK):
+        part = rows[start : start + BLOCK]
+        lengths = np.exp(0.3 * rng.standard_normal((len(part), 1), dtype=np.float32))
+        part[:] = lengths * (rng.standard_normal(part.shape, dtype=np.float32) @ spread)
+    rows += 0.05 * rng.standard_normal(channels, dtype=np.float32)
+    gain, bias = 1 + 0.1 * rng.standard_normal(channels), 0.1 * rng.standard_normal(channels)
+    return Table(rows, None, Outputs(gain, bias, projects=True))

@@ -1,0 +1,236 @@
+"""A language model of hidden size 8 with and without scaling before attention: its loss, keys that no query selects.
+
+Brody et al. 2023, figure 4 and tables 1 to 3: GPT-2 with 4 layers of 4 heads, whose norm before attention either
+projects and scales or projects alone. Scaled keys of equal length are all selectable; many of the others are not.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from normscope.errors import InputError
+from normscope.nn import Norm
+from normscope_lab.engine.experiment import Cell, Finding, Row, Settings
+from normscope_lab.engine.keep import Keep
+from normscope_lab.engine.statistics import paired_difference
+from normscope_lab.loaders.data_files import place
+from normscope_lab.loaders.plain_texts import text_files, whole_text
+from normscope_lab.training.byte_pairs import learned_pairs
+from normscope_lab.training.key_inputs import in_percent, in_plane, near_ties, seen_by, shares, unselectable
+from normscope_lab.training.trained import BANDS, Trained, column, draw_curve
+from normscope_lab.training.training_loop import best_device, descend, in_parts, linear_decay, train
+from normscope_lab.training.transformer import Attention, Block, FeedForward, small_weights
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+VARIANTS = ("with scaling", "without scaling")
+HELD_OUT = 0.1  # the last tenth of the text is the test set
+
+
+class LanguageModel(nn.Module):
+    """GPT-2, with the norm before attention of a variant, which has no gain, bias or biased keys as in the paper."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        width, dropout = settings["width"], settings["dropout"]
+        self.tokens = nn.Embedding(settings["vocabulary"], width)
+        self.positions = nn.Embedding(settings["length"], width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            Block(
+                Attention(width, settings["heads"], bias=False, dropout=dropout),
+                FeedForward(width, 4 * width, nn.GELU("tanh")),
+                Norm(width, scale=settings["variant"] == VARIANTS[0], affine=False),
+                Norm(width),
+                dropout,
+            )
+            for _ in range(settings["layers"])
+        )
+        self.norm = Norm(width)
+        self.apply(small_weights)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scores: Tensor = self.norm(self.hidden(tokens)) @ self.tokens.weight.T
+        return scores
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.dropout(self.tokens(tokens) + self.positions.weight[: tokens.shape[1]])
+        for block in self.blocks:
+            x = block(x, causal=True)
+        return x
+
+
+class LanguageModelScaling(Trained):
+    name = "language-model"
+    what = "GPT-2 of hidden size 8 with and without scaling: loss curves, and unselectable keys in each layer"
+    source = "Brody et al. 2023, fig. 4, tables 1-3"
+    data = "a text file, a folder of .txt files, or a folder with such a folder wikitext2"
+    seeds: ClassVar = {"quick": 3, "paper": 1}
+    variants = VARIANTS
+    paper: ClassVar = {
+        "vocabulary": 50_257,
+        "length": 1024,
+        "width": 8,
+        "layers": 4,
+        "heads": 4,
+        "dropout": 0.1,
+        "batch": 16,
+        "learning_rate": 5e-5,
+        "steps": 50_000,
+        "epoch": 100,
+        "sequences": 100,
+    }
+    quick: ClassVar = {
+        "vocabulary": 2000,
+        "length": 256,
+        "dropout": 0.0,
+        "batch": 8,
+        "learning_rate": 1e-2,
+        "steps": 900,
+    }
+
+    def files(self, data: Path) -> list[Path]:
+        return text_files(place(data, "wikitext2"))
+
+    def run(self, cell: Cell, keep: Keep) -> list[Row]:
+        settings, device = cell.settings, best_device()
+        training, held_out = (part.to(device) for part in tokens_of(place(cell.data or Path(), "wikitext2"), settings))
+        model = LanguageModel(settings).to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=settings["learning_rate"], weight_decay=0.0)
+        schedule = linear_decay(optimizer, settings["steps"])
+        where: Row = {"variant": settings["variant"], "seed": cell.seed}
+
+        def epoch(number: int) -> list[Row]:
+            model.train()
+            losses = []
+            for _ in range(settings["epoch"]):
+                starts = torch.randint(len(training) - settings["length"], (settings["batch"],)).to(device)
+                batch = training[starts[:, None] + torch.arange(settings["length"] + 1, device=device)]
+                loss = cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+                losses.append(descend(loss, optimizer, schedule))
+            step = (number + 1) * settings["epoch"]
+            return [{**where, "step": step, "loss": float(np.mean(losses)), "test_loss": loss_on(model, held_out)}]
+
+        rows = train(keep, (model, optimizer, schedule), settings["steps"] // settings["epoch"], epoch)
+        return rows + [{**where, **row} for row in judged(model, held_out[:, :-1])]
+
+    def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:
+        kept = ", ".join(settings["data"])
+        differences = self.differences(
+            settings,
+            rows,
+            f"trained on {kept} and judged on its last tenth (the paper: Wikipedia, SQuAD), gradients not clipped and "
+            "residual layers begun like the others (the paper: clipped at length 1, begun smaller)",
+        )
+        judged = [row for row in rows if row.get("at")]
+        certified = all(row["certificates_hold"] for row in judged)
+        share = {
+            (variant, at): shares(judged, settings["layers"], variant=variant, at=at)
+            for variant in VARIANTS
+            for at in ("input", "output")
+        }
+        last = max(row["step"] for row in rows if row.get("step"))  # type: ignore[type-var]
+        losses = [column(rows, "test_loss", variant=variant, step=last) for variant in VARIANTS]
+        worse = paired_difference(losses[1], losses[0])
+        rule = "of all seeds together, every verdict certified and the certificates checked"
+        return [
+            Finding(
+                "with scaling, every key before attention is selectable",
+                "0, 0, 0, 0 (layers 1 to 4)",
+                in_percent(share[VARIANTS[0], "output"]) + near_ties(judged, variant=VARIANTS[0], at="output"),
+                max(share[VARIANTS[0], "output"]) == 0 and certified,
+                f"no unselectable key in any layer {rule}",
+                differences,
+            ),
+            Finding(
+                "trained without scaling, keys in every layer are unselectable",
+                "51.0%, 32.2%, 34.7%, 36.8%",
+                in_percent(share[VARIANTS[1], "output"]) + near_ties(judged, variant=VARIANTS[1], at="output"),
+                min(share[VARIANTS[1], "output"]) > 0 and certified,
+                f"some in each layer, {rule}",
+                differences,
+            ),
+            Finding(
+                "with scaling, it is the norm that makes them selectable: its inputs are not",
+                "inputs 44.8%, 28.5%, 22.3%, 26.1%; outputs 0, 0, 0, 0",
+                f"inputs {in_percent(share[VARIANTS[0], 'input'])}; outputs {in_percent(share[VARIANTS[0], 'output'])}"
+                + near_ties(judged, variant=VARIANTS[0]),
+                min(share[VARIANTS[0], "input"]) > 0 and max(share[VARIANTS[0], "output"]) == 0 and certified,
+                f"some inputs and no outputs in each layer, {rule}",
+                differences,
+            ),
+            Finding(
+                "with scaling, the test loss is lower",
+                "about 7.33 with, 7.38 without",
+                f"{np.mean(losses[0]):.3f} with, {np.mean(losses[1]):.3f} without; lower by {worse}",
+                worse.above(),
+                "95% interval of the paired difference over seeds above 0",
+                differences,
+            ),
+        ]
+
+    def pictures(self, settings: Settings, rows: Sequence[Row]) -> "dict[str, Figure]":
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(12, 3.8), dpi=150, layout="constrained")
+        training, test, keys = figure.subplots(1, 3)
+        for variant in VARIANTS:
+            draw_curve(training, rows, "step", "loss", variant, variant=variant)
+            draw_curve(test, rows, "step", "test_loss", variant, variant=variant)
+        for ax, what in ((training, "training"), (test, "test")):
+            ax.set(xlabel="steps", ylabel=f"{what} loss (nats a token)")
+            ax.grid(alpha=0.3)
+            ax.legend()
+        judged = [row for row in rows if row.get("at")]
+        layers = np.arange(1, settings["layers"] + 1)
+        drawn = [(VARIANTS[1], "output", "C1"), (VARIANTS[0], "input", "lightsteelblue"), (VARIANTS[0], "output", "C0")]
+        for number, (variant, at, colour) in enumerate(drawn):
+            values = 100 * np.array(shares(judged, settings["layers"], variant=variant, at=at))
+            where = layers + 0.27 * (number - 1)
+            bars = keys.bar(where, values, width=0.25, color=colour, label=f"{variant}, {at} of the norm")
+            keys.bar_label(bars, [f"{value:.0f}" for value in values], fontsize=7)
+        keys.set(xlabel="layer", ylabel="unselectable keys (%)", xticks=layers)
+        keys.margins(y=0.35)  # room for the legend
+        keys.legend(fontsize=8)
+        figure.suptitle(f"A language model of hidden size {settings['width']} with and without scaling: {BANDS}")
+        return {"language-model": figure}
+
+
+def tokens_of(data: Path, settings: Settings) -> tuple[Tensor, Tensor]:
+    """The training text as one line of tokens, and sequences of the held-out text (sequences, length + 1)."""
+    text = whole_text(data)
+    parting = int(len(text) * (1 - HELD_OUT))
+    tokenizer = learned_pairs(text[:parting].splitlines(keepends=True), settings["vocabulary"])
+    training, held_out = (torch.tensor(tokenizer.encode(part).ids) for part in (text[:parting], text[parting:]))
+    size = settings["length"] + 1
+    if len(held_out) < size:
+        raise InputError(f"{data}: the last tenth must have {size} tokens or more, got {len(held_out)}: a longer text")
+    return training, held_out[: len(held_out) // size * size].view(-1, size)[: settings["sequences"]]
+
+
+@torch.no_grad()
+def loss_on(model: LanguageModel, held_out: Tensor) -> float:
+    model.eval()
+    losses = [
+        cross_entropy(model(given).flatten(0, 1), following.flatten(), reduction="sum").item()
+        for given, following in in_parts(held_out[:, :-1], held_out[:, 1:], 16)
+    ]
+    return sum(losses) / held_out[:, 1:].numel()
+
+
+@torch.no_grad()
+def judged(model: LanguageModel, tokens: Tensor) -> list[Row]:
+    """For each layer, the keys before and after its norm that no query selects, each against all of its sequence."""
+    model.eval()
+    seen = seen_by((block.get_submodule("norm1") for block in model.blocks), lambda: model.hidden(tokens))
+    return [
+        {"layer": layer, "at": at, **unselectable([keys])}
+        for layer, (given, output) in enumerate(seen, start=1)
+        for at, keys in (("input", given), ("output", in_plane(output)))
+    ]
