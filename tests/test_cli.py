@@ -16,7 +16,7 @@ import torch
 
 import normscope
 from normscope import cli
-from normscope.data import bundled_model
+from normscope.data import demo_model
 from normscope.files import write_whole
 
 
@@ -137,7 +137,7 @@ def test_ranges_prints_tables_of_at_most_100_columns():
 @pytest.fixture
 def model(tmp_path):
     """A copy of the bundled model, to be spoilt."""
-    return shutil.copytree(bundled_model(), tmp_path / "model")
+    return shutil.copytree(demo_model(), tmp_path / "model")
 
 
 class Evil:

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import normscope.report.tables.folding  # noqa: F401
 from folding_models import folding_model
 from normscope.cli.fold import fold as fold_command
-from normscope.data import bundled_model
+from normscope.data import demo_model
 from normscope.files import new_folder
 from normscope.models.load import load_model
 from normscope.report.tables import tables
@@ -66,7 +66,7 @@ def test_the_bundled_model_writes_the_same_text_after_folding(tmp_path):
     assert [norm["affine"]["what"] for norm in result["norms"]] == ["folded"] * 8 + ["kept"]
     assert done.stderr == f"wrote {tmp_path / 'folded'}\n"
     prompt = "First, let me tell you"
-    assert written(tmp_path / "folded", prompt) == written(bundled_model(), prompt)
+    assert written(tmp_path / "folded", prompt) == written(demo_model(), prompt)
     stored = load_file(tmp_path / "folded" / "model.safetensors")
     assert "lm_head.weight" not in stored  # still tied
     assert stored["transformer.h.2.ln_1.weight"].tolist() == [1.0] * 64

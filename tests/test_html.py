@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs
 
-from normscope.report.notebook import norms_html
+from normscope.report.norm_columns import norms_html
 from normscope.report.page import family, render, script_json
 from normscope.studies.inspection import Channel, Profile
 from test_words import CALM_LANDING, calm_norm, inspection

@@ -11,7 +11,7 @@ from torch import nn
 
 import normscope
 from architectures import made, random_model
-from normscope.data import bundled_model
+from normscope.data import demo_model
 from normscope.models.batches import batches_for, first_batch, read_inputs
 from normscope.models.example_inputs import example_inputs
 from normscope.models.load import text_batches
@@ -236,12 +236,12 @@ def test_a_module_of_one_s_own_is_studied_on_inputs():
 
 
 def test_keys_of_a_live_module_and_of_a_folder_are_those_of_inputs():
-    (batch,) = text_batches(bundled_model(), "To be, or not to be.")
+    (batch,) = text_batches(demo_model(), "To be, or not to be.")
     of_text = normscope.keys(text="To be, or not to be.")
-    of_inputs = normscope.keys(bundled_model(), inputs=batch)
+    of_inputs = normscope.keys(demo_model(), inputs=batch)
     assert of_inputs.text is None
     assert of_inputs.places == of_text.places
-    assert normscope.keys(normscope.models.load.load_model(bundled_model()), inputs=[batch]).sequences == 1
+    assert normscope.keys(normscope.models.load.load_model(demo_model()), inputs=[batch]).sequences == 1
 
 
 def test_two_towers_are_folded_from_the_command_line_s_own_call(clip, tmp_path):
@@ -263,11 +263,11 @@ def test_a_sound_model_is_traced_from_its_folder(tmp_path):
 
 def test_every_line_of_a_text_is_a_sequence():
     text = "To be, or not to be.\n\n  \nThat is the question.\nTo be"
-    batches = text_batches(bundled_model(), text, lines=True)
-    apart = [next(iter(text_batches(bundled_model(), line))) for line in text.split("\n") if line.strip()]
+    batches = text_batches(demo_model(), text, lines=True)
+    apart = [next(iter(text_batches(demo_model(), line))) for line in text.split("\n") if line.strip()]
     assert len(batches) == len(apart) == 3
     assert all(torch.equal(one["input_ids"], other["input_ids"]) for one, other in zip(batches, apart, strict=True))
-    assert len(text_batches(bundled_model(), text)) == 1
+    assert len(text_batches(demo_model(), text)) == 1
     found = normscope.keys(text=text, lines=True)
     assert (found.sequences, normscope.keys(text=text).sequences) == (3, 1)
     tokens = sum(batch["input_ids"].numel() for batch in apart)
@@ -276,7 +276,7 @@ def test_every_line_of_a_text_is_a_sequence():
 
 def test_a_line_that_is_too_long_is_cut_and_joined_with_no_other():
     long = "word " * 300
-    batches = list(text_batches(bundled_model(), f"{long}\nshort", lines=True))
-    alone = list(text_batches(bundled_model(), long.rstrip()))
+    batches = list(text_batches(demo_model(), f"{long}\nshort", lines=True))
+    alone = list(text_batches(demo_model(), long.rstrip()))
     assert len(alone) > 1
     assert len(batches) == len(alone) + 1

@@ -13,7 +13,7 @@ import normscope.models.load
 import normscope.studies.inspection
 from normscope import Norm
 from normscope.capacity.nonlinearity import nonlinearity
-from normscope.data import bundled_model, sample_text
+from normscope.data import demo_model, sample_text
 from oracles import dense_lengths
 from tiny_models import tiny_model
 
@@ -40,7 +40,7 @@ def assert_lengths_are_those_of_dense_svd(inspection, inventory):
 
 def test_the_bundled_model_has_nine_layer_norms_with_learned_gains():
     inspection = normscope.inspect()
-    inventory = normscope.find(bundled_model())
+    inventory = normscope.find(demo_model())
     assert inspection.model == "the bundled model"
     assert (inspection.placement, inspection.tied_embeddings, inspection.qk_norm) == ("pre-norm", True, False)
     assert {norm.kind for norm in inspection.norms} == {"layernorm"}
@@ -115,20 +115,20 @@ def test_an_unbounded_norm_and_an_unknown_one_have_no_axes():
 def test_a_text_shows_where_the_inputs_land_as_capture_sees_them():
     text = sample_text()[:2000]
     inspection = normscope.inspect(text=text)
-    model = normscope.models.load.load_model(bundled_model())
-    batches = normscope.models.load.text_batches(bundled_model(), text)
+    model = normscope.models.load.load_model(demo_model())
+    batches = normscope.models.load.text_batches(demo_model(), text)
     with normscope.capture(model) as captured, torch.no_grad():
         for batch in batches:
             model(**batch, use_cache=False)
     tokens = sum(batch["input_ids"].numel() for batch in batches)
     for norm in inspection.norms:
-        x = captured.norms[normscope.find(bundled_model())[norm.name].path].input.double().numpy()
+        x = captured.norms[normscope.find(demo_model())[norm.name].path].input.double().numpy()
         x = x.reshape(-1, norm.size)
         assert norm.landing.inputs == tokens == len(x)
         risk = np.abs(x.mean(axis=1)) / x.std(axis=1)
         assert norm.landing.mean_over_sigma.median == pytest.approx(np.median(risk), rel=1e-5)
         assert norm.landing.mean_over_sigma_max == pytest.approx(risk.max(), rel=1e-5)
-        bent = nonlinearity(normscope.find(bundled_model())[norm.name].norm, x)
+        bent = nonlinearity(normscope.find(demo_model())[norm.name].norm, x)
         assert norm.landing.nonlinearity.median == pytest.approx(np.median(bent), rel=1e-4)
         assert [entry.groups for entry in norm.landing.group_factors] == [2, 4, 8, 16]
         assert all(entry.factor.median > 1 for entry in norm.landing.group_factors)
@@ -144,7 +144,7 @@ def test_a_live_module_takes_batches_instead_of_a_text():
     with pytest.raises(ValueError, match="for a live module give batches of inputs instead"):
         normscope.inspect(model, text="words")
     with pytest.raises(ValueError, match="for a folder give a text instead"):
-        normscope.inspect(bundled_model(), batches=[])
+        normscope.inspect(demo_model(), batches=[])
 
 
 def test_a_result_shows_as_a_table_in_a_notebook():

@@ -10,7 +10,7 @@ from torch import nn
 from transformers.utils import logging
 
 import normscope
-from normscope.data import bundled_model, sample_text
+from normscope.data import demo_model, sample_text
 from normscope.models import load
 from normscope.models.architecture import build_architecture, notes_on
 from normscope.models.checkpoint import CheckpointError
@@ -24,7 +24,7 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 @pytest.fixture
 def model(tmp_path):
     """A copy of the bundled model, to be spoilt."""
-    return shutil.copytree(bundled_model(), tmp_path / "model")
+    return shutil.copytree(demo_model(), tmp_path / "model")
 
 
 def change(path, **settings):
@@ -35,7 +35,7 @@ def saved(folder, model):
     """A folder with the model and the bundled tokenizer."""
     model.save_pretrained(folder)
     for name in TOKENIZER:
-        shutil.copy(bundled_model() / name, folder)
+        shutil.copy(demo_model() / name, folder)
     return folder
 
 
@@ -117,9 +117,9 @@ def test_a_config_that_leads_nowhere_is_refused_in_one_line(model, settings):
 
 def test_batches_hold_every_token_of_the_text_and_are_counted():
     text = sample_text()
-    batches = text_batches(bundled_model(), text)
+    batches = text_batches(demo_model(), text)
     rows = [batch["input_ids"] for batch in batches]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(bundled_model())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(demo_model())
     assert torch.cat(rows, dim=1).tolist() == [tokenizer(text)["input_ids"]]
     assert {row.shape for row in rows[:-1]} == {(1, 256)}
     assert len(batches) == len(rows)
@@ -129,9 +129,9 @@ def test_batches_hold_every_token_of_the_text_and_are_counted():
 @pytest.mark.parametrize("block", [7, 100, 1000])
 def test_a_text_is_the_same_in_blocks_and_is_tokenized_as_it_is_needed(monkeypatch, block):
     text = " ".join(sample_text().split())
-    whole = [batch["input_ids"] for batch in text_batches(bundled_model(), text)]
+    whole = [batch["input_ids"] for batch in text_batches(demo_model(), text)]
     monkeypatch.setattr(load, "BLOCK", max(block, max(map(len, text.split())) + 2))
-    batches = text_batches(bundled_model(), text)
+    batches = text_batches(demo_model(), text)
     assert all(torch.equal(batch["input_ids"], row) for batch, row in zip(batches, whole, strict=True))
     read, cut = [], load._cut
     monkeypatch.setattr(load, "_cut", lambda text: (read.append(block) or block for block in cut(text)))
@@ -220,5 +220,5 @@ def test_a_model_without_values_is_not_run():
     batches = [{"input_ids": torch.zeros(1, 4, dtype=torch.long)}]
     assert "it is on the meta device" in refusal(ValueError, list, run_in_pieces(empty, batches))
     assert "it is on the meta device" in refusal(
-        ValueError, lambda: normscope.inspect(bundled_model(), text="some words", device="meta")
+        ValueError, lambda: normscope.inspect(demo_model(), text="some words", device="meta")
     )

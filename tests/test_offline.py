@@ -19,7 +19,7 @@ import transformers
 
 import normscope
 from normscope.cli import main
-from normscope.data import bundled_model
+from normscope.data import demo_model
 from normscope.models.architecture import build_architecture
 from normscope.models.checkpoint import CheckpointError
 from normscope.models.config_rules import ConfigError, allow_modules, checked_config, most_modules
@@ -36,7 +36,7 @@ DETR = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_di
 @pytest.fixture
 def folder(tmp_path):
     """A copy of the bundled model, to be spoilt."""
-    return shutil.copytree(bundled_model(), tmp_path / "model")
+    return shutil.copytree(demo_model(), tmp_path / "model")
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
 import json
-from importlib.resources import files
 
 import jsonschema
 import numpy as np
@@ -11,12 +10,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from normscope import Norm
+from normscope.results.layer_ranges import LayerRanges
 from normscope.studies import ranges as study
 from normscope.studies.ranges import driving_input, ranges
 from oracles import dense_factor, torch_norm
 
 seeds = st.integers(0, 2**32 - 1)
-SCHEMA = json.loads(files("normscope").joinpath("schemas/ranges.json").read_text(encoding="utf-8"))
+SCHEMA = LayerRanges.json_schema()
 
 
 class Reference(nn.Module):
@@ -54,7 +54,7 @@ def model_of(norm, seed, outputs=7, bias=True):
 
 
 def ranges_of(norm, model):
-    return ranges(model, (torch.zeros(1, norm.size).double(),))
+    return ranges(model, inputs=torch.zeros(1, norm.size).double())
 
 
 def dense_interval(norm, w, offset):
@@ -121,9 +121,9 @@ def test_what_can_exceed_float16_is_counted(largest, beyond):
     with torch.no_grad():
         model[1].weight.copy_(torch.tensor([[1.0, 1.0], [1.0, -1.0], [0.0, 1.0]]))
         model[1].bias.copy_(torch.tensor([1.0, 2 - largest, 0.0]))  # the second row adds ±2 to its bias
-    (layer,) = ranges(model, (torch.zeros(1, 2),)).layers
+    (layer,) = ranges(model, inputs=torch.zeros(1, 2)).layers
     assert layer.worst_bound == pytest.approx(-largest)
-    assert (layer.exceeds_float16, layer.rows_beyond_float16) == (bool(beyond), beyond)
+    assert (layer.fits_float16, layer.rows_beyond_float16) == (not beyond, beyond)
     assert layer.worst_row == 1
     np.testing.assert_allclose(layer.highs[0] - layer.lows[0], 0, atol=1e-12)
 
@@ -133,7 +133,7 @@ def test_a_norm_that_does_not_scale_gives_no_bound():
     found = ranges_of(norm, model_of(norm, 0))
     (layer,) = found.layers
     assert (layer.bounded, layer.low, layer.high, layer.witness) == (False, None, None, None)
-    assert layer.exceeds_float16
+    assert layer.fits_float16 is None
     jsonschema.validate(found.to_dict(), SCHEMA)
 
 
@@ -197,7 +197,9 @@ def test_layers_come_in_the_order_in_which_they_run_and_the_rest_is_listed():
         "transformer.h.0.attn.c_proj",
         "transformer.h.0.mlp.c_proj",
     ]
-    assert repr(found).startswith("Ranges(GPT2LMHeadModel: 3 layers read a norm, 2 are not covered; largest bound ")
+    assert repr(found).startswith(
+        "LayerRanges(GPT2LMHeadModel: 3 layers read a norm, 2 are not covered; largest bound "
+    )
 
 
 class Example(nn.Module):
@@ -222,7 +224,7 @@ NOT_COVERED = {
 
 @pytest.mark.parametrize("reason", NOT_COVERED)
 def test_what_is_not_covered_is_listed_with_its_reason(reason):
-    found = ranges(Example(NOT_COVERED[reason]), (torch.zeros(2, 3, 4),))
+    found = ranges(Example(NOT_COVERED[reason]), inputs=torch.zeros(2, 3, 4))
     assert [missed.reason for missed in found.not_covered] == [reason]
 
 
@@ -247,7 +249,7 @@ def test_a_norm_that_is_called_with_more_than_its_input_bounds_nothing(reason):
     call = CALLED_WITH_MORE[reason]
     model = Example(lambda self, x: self.last(call(self, x)))
     model.norm, model.last = WithArguments(4), nn.Linear(4, 3)
-    found = ranges(model, (torch.zeros(2, 3, 4),))
+    found = ranges(model, inputs=torch.zeros(2, 3, 4))
     assert "last" not in [layer.layer for layer in found.layers]
     assert not any(layer.norm == "norm" for layer in found.layers)
 
@@ -255,7 +257,7 @@ def test_a_norm_that_is_called_with_more_than_its_input_bounds_nothing(reason):
 def test_calls_that_cannot_be_traced_certify_nothing():
     model = Example(lambda self, x: self.layer(self.norm(x)) if x.sum() > 0 else x)
     with pytest.raises(ValueError, match="cannot be traced"):
-        ranges(model, (torch.zeros(2, 3, 4),))
+        ranges(model, inputs=torch.zeros(2, 3, 4))
 
 
 def test_a_norm_over_another_axis_is_not_taken_for_one_over_the_last():
@@ -264,7 +266,7 @@ def test_a_norm_over_another_axis_is_not_taken_for_one_over_the_last():
             return super().forward(x.transpose(1, 2)).transpose(1, 2)
 
     model = nn.Sequential(ChannelsFirst(4), nn.Linear(4, 2))
-    found = ranges(model, (torch.zeros(2, 4, 4),))
+    found = ranges(model, inputs=torch.zeros(2, 4, 4))
     assert found.layers == ()
     assert "its norm 0: " in found.not_covered[0].reason
 
@@ -273,16 +275,16 @@ def test_a_model_without_weights_and_weights_that_are_not_finite_are_refused():
     with torch.device("meta"):
         empty = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2))
     with pytest.raises(ValueError, match="must have its weights loaded"):
-        ranges(empty, (torch.zeros(1, 4),))
+        ranges(empty, inputs=torch.zeros(1, 4))
     model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2))
     model[1].weight.data[0, 0] = torch.nan
     with pytest.raises(ValueError, match=r"1\.weight must be finite"):
-        ranges(model, (torch.zeros(1, 4),))
+        ranges(model, inputs=torch.zeros(1, 4))
 
 
-def test_a_row_in_the_dead_direction_has_no_range_and_counts_as_verified():
+def test_a_row_in_the_dead_direction_has_no_range_and_counts_as_certified():
     model = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 1, bias=False))
     nn.init.ones_(model[1].weight)
-    found = ranges(model, (torch.zeros(1, 3),))
+    found = ranges(model, inputs=torch.zeros(1, 3))
     assert abs(found.layers[0].high) < 1e-12
-    assert found.verified
+    assert found.holds

@@ -16,7 +16,7 @@ import normscope.report.tables.separability  # noqa: F401  (registers its table)
 from normscope import capture
 from normscope.capacity.scatter import Scatter, scatter
 from normscope.cli.separability import separability as command
-from normscope.data import bundled_model, sample_text
+from normscope.data import demo_model, sample_text
 from normscope.models.labelled_texts import read_labelled
 from normscope.models.load import TextBatches, load_model
 from normscope.report.tables.shared import tables
@@ -92,7 +92,7 @@ def test_texts_are_run_one_by_one_and_long_ones_in_pieces():
     texts = [*lines, " ".join(lines)]  # the last is longer than the model takes at once
     labels = ["a", "b"] * 40
     result = separability(None, texts, labels)
-    model, tokenizer = load_model(bundled_model()), AutoTokenizer.from_pretrained(bundled_model())
+    model, tokenizer = load_model(demo_model()), AutoTokenizer.from_pretrained(demo_model())
     assert result.model == "the bundled model"
     assert len(TextBatches(texts[-1], tokenizer, model)) > 1
     samples = []

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import tiny_models
-from normscope.data import bundled_model
+from normscope.data import demo_model
 from normscope.models.checkpoint import CheckpointError
 from normscope.models.token_texts import token_texts
 from normscope.models.unembedding import unembedding_of
@@ -147,7 +147,7 @@ def test_a_module_in_training_and_its_hooks_are_as_they_were():
 
 
 def test_the_bundled_model_by_running_it_and_by_names():
-    run, named = unembedding_of(bundled_model()), unembedding_of(bundled_model() / "model.safetensors")
+    run, named = unembedding_of(demo_model()), unembedding_of(demo_model() / "model.safetensors")
     assert (run.name, run.norm_name, run.tied) == ("lm_head", "transformer.ln_f", True)
     assert (named.name, named.norm_name, named.tied) == ("transformer.wte.weight", "transformer.ln_f", True)
     np.testing.assert_array_equal(run.rows, named.rows)
@@ -175,8 +175,8 @@ def test_a_table_that_is_not_finite_is_refused():
 
 
 def test_tokens_are_read_from_the_tokenizer(tmp_path):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(bundled_model())
-    texts = token_texts(bundled_model(), [0, 40, 10_000])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(demo_model())
+    texts = token_texts(demo_model(), [0, 40, 10_000])
     assert texts == [tokenizer.decode([0]), tokenizer.decode([40]), None]
     assert token_texts(tmp_path, [1, 2]) == [None, None]
     (tmp_path / "config.json").write_text("{}")

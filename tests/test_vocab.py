@@ -14,7 +14,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from normscope.cli.vocab import vocab as command
-from normscope.data import bundled_model
+from normscope.data import demo_model
 from normscope.models.load import load_model
 from normscope.report.tables import tables
 from normscope.report.tables.vocab import vocab_html
@@ -71,7 +71,7 @@ def test_a_vector_that_a_token_wins_by_makes_the_model_choose_it(tmp_path):
     """Put in place of the last norm's output, on the model itself."""
     vocab(state=tmp_path / "state.npz")
     stored = load_findings(tmp_path / "state.npz").findings.reachable
-    model = load_model(bundled_model())
+    model = load_model(demo_model())
     norm = model.transformer.ln_f
     tokens = sorted(stored.queries)
     assert tokens

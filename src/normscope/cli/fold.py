@@ -36,9 +36,9 @@ def fold(
     """Write a model that computes the same with norms that do less: a proof, and a reason for all that was kept."""
     batch, source = inputs_of(inputs), model
     if str(model) == BUNDLED and not model.exists():
-        from normscope.data import bundled_model
+        from normscope.data import demo_model
 
-        source = bundled_model()
+        source = demo_model()
     from normscope.rewrite.saved_model import NotTheSameError, fold_checkpoint
 
     try:

@@ -1,5 +1,6 @@
-"""What commands share: their common arguments, and how results are shown, drawn and written."""
+"""What commands share: their common arguments, and how results are saved, drawn and shown."""
 
+import inspect
 import json as jsonlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normscope.errors import InputError
+from normscope.errors import InputError, NotCertifiedError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,9 +41,19 @@ InputsOption = Annotated[
     Path | None,
     typer.Option(help="Call the model, a folder, with the named tensors of this .npz or .safetensors file."),
 ]
+TextOption = Annotated[
+    str | None, typer.Option(help="Run the model, a folder, on this UTF-8 file; 'sample': on a text that is included.")
+]
 LinesFlag = Annotated[bool, typer.Option("--lines", metavar="", help="Each line of the text is a sequence of its own.")]
 DeviceOption = Annotated[str, typer.Option(help="Where to run the model on the text or inputs.")]
 DtypeOption = Annotated[str, typer.Option(help="In what to run it: float32, float64, bfloat16 or float16.")]
+
+
+def model_of(given: Path | None) -> Path:
+    """The model that is named, or the small GPT that ships with the package."""
+    from normscope.data import demo_model
+
+    return demo_model() if given is None else given
 
 
 def text_of(given: str | None) -> str | None:
@@ -135,3 +146,108 @@ def tell_written(paths: Iterable[Path]) -> None:
 def printable(line: str) -> str:
     """One line that can't move the cursor or change colours, whatever names of files or tensors are in it."""
     return "".join(character if character.isprintable() else "?" for character in line)
+
+
+SaveOption = Annotated[
+    Path | None,
+    typer.Option("-o", "--save", help="Save the result here (.safetensors), for verify and load."),
+]
+ResumeOption = Annotated[
+    Path | None,
+    typer.Option("-o", "--save", help="Save the result here (.safetensors); resume from it if it exists."),
+]
+CsvFlag = Annotated[bool, typer.Option("--csv", metavar="", help="Print the main table as CSV, with all columns.")]
+AllFlag = Annotated[bool, typer.Option("--all", metavar="", help="Show all columns and tables.")]
+
+
+def command(
+    *, picture: bool = False, saves: bool = True, resumes: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Make a command of a function that parses and asks, and returns a result: every command ends in the same way.
+
+    Adds --json, --csv and --all; -o (with `saves`) and --force; --picture (with `picture`). A command that `resumes`
+    takes the path of -o as its argument `resume`, and saves there by itself. The exit code is 1 where a certificate
+    does not hold.
+    """
+
+    def decorated(function: Callable[..., Any]) -> Callable[..., None]:
+        own = inspect.signature(function)
+        added: dict[str, tuple[Any, Any]] = {}
+        if picture:
+            added["picture"] = (PictureOption, None)
+        if saves or resumes:
+            added["save"] = (ResumeOption if resumes else SaveOption, None)
+        if picture or saves:
+            added["force"] = (ForceFlag, False)
+        added |= {"json": (JsonFlag, False), "csv": (CsvFlag, False), "everything": (AllFlag, False)}
+
+        def run(*args: Any, **options: Any) -> None:
+            form = {name: options.pop(name, default) for name, (_, default) in added.items()}
+            _require_possible(form, resumes)
+            if resumes:
+                options["resume"] = form["save"]
+            try:
+                result = function(*args, **options)
+            except NotCertifiedError as error:
+                _show(error.result, form)
+                print(f"normscope: {printable(str(error))}", file=sys.stderr)
+                raise typer.Exit(1) from None
+            _finish(result, form, resumes)
+
+        parameters = [each for each in own.parameters.values() if not (resumes and each.name == "resume")]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        extra = [
+            inspect.Parameter(name, keyword, annotation=kind, default=default)
+            for name, (kind, default) in added.items()
+        ]
+        signature = own.replace(parameters=[*parameters, *extra], return_annotation=None)
+        for name, value in (
+            ("__name__", function.__name__),
+            ("__doc__", function.__doc__),
+            ("__module__", function.__module__),
+            ("__signature__", signature),
+            ("__annotations__", {each.name: each.annotation for each in signature.parameters.values()}),
+        ):
+            setattr(run, name, value)
+        return run
+
+    return decorated
+
+
+def _require_possible(form: Mapping[str, Any], resumes: bool) -> None:
+    """Refuse what could not be written or shown in the end, before the work begins."""
+    from normscope.files import PICTURES
+    from normscope.results.result import ENDINGS
+
+    if form["json"] and form["csv"]:
+        raise InputError("--json and --csv cannot be combined: both are printed on standard output")
+    require_writable(form.get("picture"), PICTURES, form.get("force", False))
+    require_writable(form.get("save"), ENDINGS, form.get("force", False) or resumes)
+
+
+def _finish(result: Any, form: Mapping[str, Any], resumes: bool) -> None:
+    contents = picture_of(form.get("picture"), result.plot)
+    if form.get("save") is not None and not resumes:
+        contents[form["save"]] = result.to_bytes()
+    write(contents)
+    _show(result, form)
+    tell_written([*contents, *([form["save"]] if resumes and form["save"] is not None else [])])
+    if result.holds is False:
+        print("normscope: a certificate did not hold when it was checked", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _show(result: Any, form: Mapping[str, Any]) -> None:
+    """A result on standard output: as JSON, as CSV, or as tables."""
+    if form["json"]:
+        print(jsonlib.dumps(result.to_dict(), indent=2, allow_nan=False))
+        return
+    from normscope.report import terminal
+
+    if form["csv"]:
+        print(terminal.as_csv(result), end="")
+        return
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else terminal.WIDTH)
+    terminal.show(result, console, everything=form["everything"])

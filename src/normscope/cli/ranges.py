@@ -1,19 +1,22 @@
 """normscope ranges"""
 
-import sys
+from typing import Any
 
-import typer
+from normscope.cli.options import (
+    FolderArgument,
+    InputsOption,
+    TextOption,
+    command,
+    inputs_of,
+    model_of,
+    progress,
+    text_of,
+)
 
-from normscope.cli.options import FolderArgument, InputsOption, JsonFlag, inputs_of, show
 
+@command()
+def ranges(model: FolderArgument = None, text: TextOption = None, inputs: InputsOption = None) -> Any:
+    """How far each output of a linear layer behind a norm can go, over all inputs, from the weights alone."""
+    from normscope.studies.ranges import ranges as ask
 
-def ranges(model: FolderArgument = None, inputs: InputsOption = None, json: JsonFlag = False) -> None:
-    """The exact output range of every linear layer that reads a norm, over all inputs, from weights alone."""
-    batch = inputs_of(inputs)
-    from normscope.studies.ranges import ranges as study
-
-    result = study(model, inputs=batch)
-    show(result, json)
-    if not result.verified:
-        print("normscope: an input that should approach its bound did not; see the gaps", file=sys.stderr)
-        raise typer.Exit(1)
+    return ask(model_of(model), text=text_of(text), inputs=inputs_of(inputs), progress=progress)

@@ -8,8 +8,12 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 
-def bundled_model() -> Path:
-    """The folder of the model, in Hugging Face format."""
+def demo_model() -> Path:
+    """The folder of a small trained GPT that ships with the package, in Hugging Face format.
+
+    >>> sorted(path.name for path in demo_model().iterdir())[:2]
+    ['config.json', 'model.safetensors']
+    """
     return HERE / "model"
 
 

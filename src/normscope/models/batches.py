@@ -1,4 +1,4 @@
-"""What a model is called with, as it is given: one batch of named tensors or several, in memory or in a file."""
+"""What a model is called with, as it is given: one batch (a mapping, a tensor, a tuple) or an iterable of batches."""
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ from normscope.files import npz_arrays
 from normscope.models.safetensors_file import SafetensorsFile
 
 ENDINGS = (".npz", ".safetensors")
-Batch = Mapping[str, Any]  # by the parameters of a model's forward: tensors, or arrays
+Batch = Mapping[str, Any] | Tensor | tuple[Any, ...]  # by the names of a model's parameters, or in their order
 Inputs = Batch | Iterable[Batch]
 
 
@@ -38,7 +38,7 @@ def read_inputs(path: Path) -> dict[str, Tensor]:
 
 def batches_for(model: nn.Module, inputs: Inputs) -> Iterator[dict[str, Tensor]]:
     """Every batch as the model takes it: on its device, floats in its dtype; refused by name if it can't be one."""
-    batches = iter([inputs] if isinstance(inputs, Mapping) else inputs)
+    batches = iter([inputs] if isinstance(inputs, Mapping | Tensor | tuple) else inputs)
     first = next(batches, None)
     if first is None:
         raise InputError("inputs must hold at least one batch, got none")
@@ -51,25 +51,37 @@ def first_batch(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def _fitted(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    if not isinstance(batch, Mapping) or not batch:
-        raise InputError(f"a batch of inputs must be a mapping of names to tensors, got {type(batch).__name__}")
     parameters = inspect.signature(model.forward).parameters.values()
     known = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     needed = [each.name for each in parameters if each.name in known and each.default is each.empty]
+    weight = next(model.parameters(), torch.empty(0))
+    tensors = {name: _tensor(name, value) for name, value in _by_name(model, batch, known).items()}
+    if missing := [name for name in needed if name not in tensors]:
+        raise InputError(f"inputs must have {missing[0]!r}, which {type(model).__name__}.forward needs")
+    return {
+        name: value.to(weight.device, weight.dtype if value.is_floating_point() else None)
+        for name, value in tensors.items()
+    }
+
+
+def _by_name(model: nn.Module, batch: Batch, known: list[str]) -> Mapping[str, Any]:
+    """A batch by the names of the parameters of a model's forward."""
+    if not isinstance(batch, Mapping | Tensor | tuple) or (not isinstance(batch, Tensor) and not batch):
+        raise InputError(
+            f"a batch of inputs must be a mapping of names to tensors, a tensor or a tuple, got {type(batch).__name__}"
+        )
+    if isinstance(batch, Tensor | tuple):
+        values = (batch,) if isinstance(batch, Tensor) else batch
+        if len(values) > len(known):
+            raise InputError(f"{type(model).__name__}.forward takes {len(known)} inputs, got a tuple of {len(values)}")
+        return dict(zip(known, values, strict=False))
     for name in batch:
         if name not in known:
             raise InputError(
                 f"inputs must be named like parameters of {type(model).__name__}.forward, got {str(name)!r:.60}; "
                 f"they are {', '.join(known)}"[:380]
             )
-    if missing := [name for name in needed if name not in batch]:
-        raise InputError(f"inputs must have {missing[0]!r}, which {type(model).__name__}.forward needs")
-    weight = next(model.parameters(), torch.empty(0))
-    tensors = {name: _tensor(name, value) for name, value in batch.items()}
-    return {
-        name: value.to(weight.device, weight.dtype if value.is_floating_point() else None)
-        for name, value in tensors.items()
-    }
+    return batch
 
 
 def _tensor(name: str, value: Any) -> Tensor:

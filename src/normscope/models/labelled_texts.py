@@ -37,11 +37,11 @@ def read_labelled(path: Path) -> tuple[list[str], list[str]]:
 
 def batches_of_texts(path: Path, model: nn.Module, texts: Sequence[str]) -> Iterator[tuple[int, dict[str, Tensor]]]:
     """The number of a text and a batch of one row, for each text or, where it is too long for the model, its pieces."""
-    text_batches(path, "\n".join(texts))  # refuses what this model can't read, before the first is run
+    text_batches(path, texts)  # refuses what this model can't read, before the first is run
     tokenizer = load_tokenizer(path)
     for number, text in enumerate(texts):
         try:
-            batches = TextBatches(text, tokenizer, model)
+            batches = TextBatches([text], tokenizer, model)
         except ValueError as error:
             raise InputError(f"text {number + 1}: {error}") from None
         for batch in batches:

@@ -3,7 +3,7 @@
 import inspect
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,13 +54,17 @@ def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32") -> nn
     return placed
 
 
-def text_batches(path: Path, text: str, *, lines: bool = False) -> "TextBatches":
+def text_batches(path: Path, text: str | Sequence[str]) -> "TextBatches":
     """The tokens of a text in pieces that fit the model of a folder, with the special tokens it expects.
 
-    With `lines`, each line is a sequence of its own, and in pieces only if it is too long; empty ones are left out.
+    Of several texts, each is a sequence of its own, and in pieces only if it is too long; empty ones are left out.
     """
     _require_folder(path)
-    if not text.strip():
+    texts = [text] if isinstance(text, str) else list(text)
+    for each in texts:
+        if not isinstance(each, str):
+            raise InputError(f"text must be a string or several, got {type(each).__name__} among them")
+    if not any(each.strip() for each in texts):
         raise InputError("the text is empty: give a text with at least one word")
     model = _described(path)
     takes = getattr(model, "main_input_name", None)
@@ -68,7 +72,7 @@ def text_batches(path: Path, text: str, *, lines: bool = False) -> "TextBatches"
         raise InputError(f"{path}: {type(model).__name__} takes {takes}, not text")
     tokenizer = load_tokenizer(path)
     with _named(path):
-        return TextBatches(text, tokenizer, model, lines=lines)
+        return TextBatches(texts, tokenizer, model)
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -100,10 +104,10 @@ class TextBatches:
     The text is tokenized once at the start, to count and to check, and again each time the batches are gone through.
     """
 
-    def __init__(self, text: str, tokenizer: Any, model: nn.Module, *, lines: bool = False) -> None:
-        self._sequences = [line for line in text.split("\n") if line.strip()] if lines else [text]
+    def __init__(self, texts: Sequence[str], tokenizer: Any, model: nn.Module) -> None:
+        self._sequences = [text for text in texts if text.strip()]
         self._tokenizer = tokenizer
-        self._before, self._after = _special_tokens(tokenizer, text)
+        self._before, self._after = _special_tokens(tokenizer, self._sequences[0])
         self._room: int = min(_longest(model), tokenizer.model_max_length) - len(self._before) - len(self._after)
         if self._room < 1:
             raise InputError("no token of a text fits beside the special tokens in the length that the model allows")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from normscope.report.notebook import Column, columns_of, shown
+from normscope.report.norm_columns import Column, columns_of, shown
 from normscope.report.words import KINDS, RISKY_MEAN, UNBOUNDED, headline, highlights
 from normscope.studies.inspection import Channel, Inspection, Landing, NormGeometry, Spread
 

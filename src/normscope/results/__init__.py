@@ -8,7 +8,7 @@ True
 from importlib import import_module
 from pkgutil import iter_modules
 
-_MACHINERY = ("describe", "result")
+_MACHINERY = ("describe", "result", "rows")
 
 
 def names() -> list[str]:

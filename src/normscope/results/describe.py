@@ -60,9 +60,7 @@ class Shown:
 
     @property
     def cells(self) -> list[list[str]]:
-        return [
-            [column.text(value) for column, value in zip(self.columns, row, strict=True)] for row in self.values
-        ]
+        return [[column.text(value) for column, value in zip(self.columns, row, strict=True)] for row in self.values]
 
 
 def members(owner: type) -> dict[str, Any]:
@@ -94,7 +92,7 @@ def columns_of(row: type) -> Iterator[tuple[tuple[str, ...], Column, Any]]:
 
 
 def tables_of(result: Any, *, brief: bool) -> Iterator[Shown]:
-    """Every table of a result, with at most eight columns if it is to be brief; a column without a value is left out."""
+    """Every table of a result, with at most eight columns if it is to be brief; columns without values are left out."""
     for name, table, rows in annotated(type(result), Table):
         if brief and not table.brief:
             continue
@@ -110,7 +108,7 @@ def tables_of(result: Any, *, brief: bool) -> Iterator[Shown]:
         )
 
 
-def schema(hint: Any) -> dict[str, Any]:
+def schema(hint: Any) -> dict[str, Any]:  # noqa: PLR0911  (a line for each kind of type)
     """The JSON Schema of a type."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:

@@ -4,7 +4,6 @@ A file is in safetensors format. Its metadata has `format` ("normscope result 1"
 gives and `--json` prints; its tensors are the arrays of the result, named by their place in it.
 """
 
-import io
 import json
 import os
 import re
@@ -13,7 +12,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 from normscope.checks import first_line, quoted
 from normscope.errors import InputError
@@ -204,7 +203,7 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
 
 
-def _built(hint: Any, value: Any, arrays: dict[str, Any], path: str) -> Any:
+def _built(hint: Any, value: Any, arrays: dict[str, Any], path: str) -> Any:  # noqa: PLR0911
     """A value of this type from what JSON has of it; arrays that belong to it are taken out of `arrays`."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from normscope.checks import Floats
-from normscope.data import bundled_model
+from normscope.data import demo_model
 from normscope.errors import InputError
 from normscope.models.batches import Inputs, batches_for
 from normscope.models.capture import ROUNDING, ROWS, Activations, capture
@@ -50,7 +50,7 @@ def inspect(
     >>> inspect(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))).norms[0].dimension
     2
     """
-    place = bundled_model() if model is None else model
+    place = demo_model() if model is None else model
     landed: dict[str, LandingGatherer] = {}
     if inputs is not None:
         if text is not None or batches is not None:
@@ -66,7 +66,7 @@ def inspect(
         if isinstance(place, nn.Module):
             raise InputError("text needs a folder with a tokenizer; for a live module give batches of inputs instead")
         path = Path(place)
-        batches = text_batches(path, text, lines=lines)
+        batches = text_batches(path, text.splitlines() if lines else text)
         landed = _land(load_model(path, device=device, dtype=dtype), batches, inventory, progress)
     elif batches is not None:
         if not isinstance(place, nn.Module):

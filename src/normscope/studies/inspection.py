@@ -138,7 +138,7 @@ class Inspection:
 
     def _repr_html_(self) -> str:
         """A table for notebooks."""
-        from normscope.report.notebook import norms_html
+        from normscope.report.norm_columns import norms_html
 
         return norms_html(self)
 

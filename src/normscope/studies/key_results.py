@@ -3,9 +3,9 @@
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from normscope.results.rows import NotCovered
 from normscope.separation.selectable import Selectable
 from normscope.studies.inspection import Spread
-from normscope.studies.ranges import NotCovered
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

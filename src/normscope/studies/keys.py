@@ -21,7 +21,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from normscope.checks import Floats, as_count, as_floats
-from normscope.data import bundled_model
+from normscope.data import demo_model
 from normscope.errors import InputError
 from normscope.geometry import Ellipsoid
 from normscope.models.batches import Inputs, batches_for
@@ -32,12 +32,12 @@ from normscope.models.heads import Heads
 from normscope.models.load import load_model, run_in_pieces, text_batches
 from normscope.models.query_maps import HeadMaps, NoMapError, norms_before_keys
 from normscope.models.token_texts import token_texts
+from normscope.results.rows import NotCovered
 from normscope.separation.selectable import Selectable
 from normscope.studies.equal_attention import EqualAttentionGatherer, EqualQuery
 from normscope.studies.inspect import Progress
 from normscope.studies.key_results import AT, Keys, LostKey, Place
 from normscope.studies.key_verdicts import Ints, Question, Verdict, verdicts
-from normscope.studies.ranges import NotCovered
 from normscope.studies.reachable_queries import HeadRun, ReachableQueries
 
 
@@ -120,8 +120,8 @@ def _opened(
         raise InputError(
             "a folder needs a text or inputs, and so does the bundled model; batches are for a live module"
         )
-    path = bundled_model() if model is None else Path(model)
-    pieces = () if text is None else text_batches(path, text, lines=lines)
+    path = demo_model() if model is None else Path(model)
+    pieces = () if text is None else text_batches(path, text.splitlines() if lines else text)
     live = load_model(path, device=device, dtype=dtype)
     name = "the bundled model" if model is None else str(model)
     return live, name, pieces if inputs is None else batches_for(live, inputs), path

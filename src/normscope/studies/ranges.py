@@ -8,175 +8,85 @@ model's own operations, as traced. All this is real arithmetic: a promise about 
 rounding on top, of the order of the number of channels times the precision times Σ|wₙ|·|yₙ|.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from torch import Tensor, nn
 
 from normscope.checks import Floats, as_floats, frozen
-from normscope.data import bundled_model
 from normscope.errors import InputError
-from normscope.models.batches import Inputs, first_batch
-from normscope.models.find import find_traced
+from normscope.models.batches import Inputs
 from normscope.models.float64_run import run_call
 from normscope.models.found import FoundNorm
 from normscope.models.graph import LinearReader, ModelGraph
-from normscope.models.load import load_model
+from normscope.models.subject import Subject, Text
 from normscope.norm import Norm
+from normscope.progress import Progress, silent
+from normscope.results.layer_ranges import FLOAT16_MAX, LayerRange, LayerRanges, Witness
+from normscope.results.rows import NotCovered
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-SCHEMA_VERSION = 1
-FLOAT16_MAX = 65504.0
 BLOCK = 2**22  # weights held in float64 at a time: 32 MB
-NEAR_ENOUGH = 1e-6  # relative gap between a bound and what its witness attains
-
-
-@dataclass(frozen=True)
-class Witness:
-    """An input of the norm that drives the worst output of a layer to its bound, as tried in float64."""
-
-    input: Floats = field(repr=False)
-    attained: float  # the output of the model's own norm and layer
-    gap: float  # |bound − attained| / |bound|; 0 where the difference is within rounding
-
-
-@dataclass(frozen=True)
-class LayerRange:
-    """The range of a linear layer over all possible inputs of the norm that it reads.
-
-    Of a norm that does not scale, outputs have no bound: low, high and what follows from them are None.
-    """
-
-    layer: str
-    weight: str
-    norm: str
-    outputs: int
-    bounded: bool
-    low: float | None  # no output is below this,
-    high: float | None  # or above this
-    worst_row: int | None  # the output with the largest bound in absolute value,
-    worst_bound: float | None  # and that bound
-    exceeds_float16: bool  # whether any bound is beyond ±65504
-    rows_beyond_float16: int
-    witness: Witness | None
-    lows: Floats | None = field(default=None, repr=False, compare=False)  # of every output; not part of the JSON
-    highs: Floats | None = field(default=None, repr=False, compare=False)
-
-
-@dataclass(frozen=True)
-class NotCovered:
-    """A layer whose outputs, or some of them, are not bounded here."""
-
-    layer: str
-    reason: str
-
-
-@dataclass(frozen=True, repr=False)
-class Ranges:
-    """The certified range of every linear layer that reads a norm, in the order in which they run."""
-
-    model: str
-    layers: tuple[LayerRange, ...]
-    not_covered: tuple[NotCovered, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Exactly what `normscope ranges --json` prints; schema: normscope/schemas/ranges.json."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "model": self.model,
-            "layers": [_entry(layer) for layer in self.layers],
-            "not_covered": [asdict(missed) for missed in self.not_covered],
-        }
-
-    @property
-    def verified(self) -> bool:
-        """Whether every witness came as near to its bound as it should."""
-        return all(layer.witness is None or layer.witness.gap <= NEAR_ENOUGH for layer in self.layers)
-
-    def _repr_html_(self) -> str:
-        """A table for notebooks."""
-        from normscope.report.notebook import ranges_html
-
-        return ranges_html(self)
-
-    def __repr__(self) -> str:
-        bounded = [layer for layer in self.layers if layer.worst_bound is not None]
-        worst = max(bounded, key=lambda layer: abs(layer.worst_bound or 0.0), default=None)
-        lines = [f"{len(self.layers)} layers read a norm, {len(self.not_covered)} are not covered"]
-        if worst is not None:
-            lines.append(f"largest bound {worst.worst_bound:.6g} at {worst.layer}[{worst.worst_row}]")
-        lines.append(f"{sum(layer.exceeds_float16 for layer in self.layers)} can exceed float16")
-        return f"Ranges({self.model}: {'; '.join(lines)})"
-
-
-def _entry(layer: LayerRange) -> dict[str, Any]:
-    entry = asdict(layer)
-    del entry["lows"], entry["highs"]
-    if layer.witness is not None:
-        entry["witness"]["input"] = layer.witness.input.tolist()
-    return entry
 
 
 def ranges(
-    model: nn.Module | str | Path | None = None,
-    example: Mapping[str, Any] | Sequence[Any] | None = None,
+    model: nn.Module | str | Path,
     *,
+    text: Text | None = None,
     inputs: Inputs | None = None,
-) -> Ranges:
-    """The exact interval of each output of every linear layer that reads a norm.
+    device: str = "cpu",
+    dtype: str | None = None,
+    progress: Progress = silent,
+) -> LayerRanges:
+    """How far each output of a linear layer that reads a norm can go, over all inputs, from the weights alone.
 
-    Of a live module, of a folder in Hugging Face format, or of the model that ships with the package. `example` is what
-    the model is called with, to see which layer reads which norm; models of transformers need none. So are `inputs`,
-    by name: one batch, or several, of which the first is used.
+    Parameters
+    ----------
+    model
+        A folder in Hugging Face format, or a torch module.
+    text, inputs
+        What the model is traced on, to see which layer reads which norm: the first batch. Models of transformers need
+        neither.
+    device, dtype
+        Where, and in which floating-point type, a folder is loaded. Bounds are computed in float64.
+    progress
+        Called with the norms and a word on what they are; see `normscope.progress`.
 
-    >>> from torch import nn, ones
+    Returns
+    -------
+    LayerRanges
+        An interval for each layer, with an input that comes as near to its end as claimed.
+
+    >>> from torch import ones
     >>> model = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 1))
     >>> _ = nn.init.constant_(model[1].bias, 2.0)
     >>> model[1].weight.data[:] = ones(3) - ones(3).cumsum(0)
-    >>> found = ranges(model, (ones(1, 3),)).layers[0]
+    >>> found = ranges(model, inputs=ones(1, 3)).layers[0]
     >>> round(found.low, 4), round(found.high, 4)  # 2 ± √3·|(1, 0, −1)|
     (-0.4495, 4.4495)
     """
-    from torch import nn
-
-    if example is not None and inputs is not None:
-        raise InputError("example and inputs can't be given together: both are what the model is called with")
-    if isinstance(model, nn.Module):
-        live, name = model, type(model).__name__
-    else:
-        live = load_model(bundled_model() if model is None else Path(model))
-        name = "the bundled model" if model is None else str(Path(model))
-    given = example if inputs is None else first_batch(live, inputs)
-    return _ranges(live, given, name)
-
-
-def _ranges(model: nn.Module, example: Mapping[str, Any] | Sequence[Any] | None, name: str) -> Ranges:
-    if any(parameter.is_meta for parameter in model.parameters()):
+    subject = Subject(model, text=text, inputs=inputs, device=device, dtype=dtype)
+    live = subject.module
+    if any(parameter.is_meta for parameter in live.parameters()):
         raise InputError("model must have its weights loaded: ranges are computed from them, got a model on meta")
-    inventory = find_traced(model, example)
-    graph = inventory.graph
+    graph = subject.traced.graph
     assert graph is not None
-    norms = {found.path: found for found in inventory.values() if found.path is not None}
+    norms = {found.path: found for found in subject.traced.values() if found.path is not None}
     layers: list[LayerRange] = []
     refused: dict[str, str] = {}
-    for path, found in norms.items():
+    for path, found in progress(norms.items(), "norms"):
         readers = graph.linear_readers(path)
         problem = _obstacle(graph, path, found)
         if problem is not None:
             refused |= {reader.name: f"its norm {path}: {problem}" for reader in readers}
         elif found.norm is not None:
-            layers += [_layer_range(model, graph, reader, found, found.norm) for reader in readers]
+            layers += [_layer_range(live, graph, reader, found, found.norm) for reader in readers]
     order = {(reader.name, reader.weight_name): index for index, reader in enumerate(graph.linear_layers())}
     layers.sort(key=lambda layer: order[layer.layer, layer.weight])
-    return Ranges(name, tuple(layers), tuple(_not_covered(graph, norms, refused)))
+    return LayerRanges(subject.name, tuple(layers), tuple(_not_covered(graph, norms, refused)))
 
 
 def _obstacle(graph: ModelGraph, path: str, found: FoundNorm) -> str | None:
@@ -214,14 +124,12 @@ def _layer_range(model: nn.Module, graph: ModelGraph, reader: LinearReader, foun
     beyond = int(np.count_nonzero(farthest > FLOAT16_MAX))
     return LayerRange(
         **what,
-        bounded=True,
         low=float(lows.min()),
         high=float(highs.max()),
         worst_row=row,
         worst_bound=bound,
-        exceeds_float16=beyond > 0,
         rows_beyond_float16=beyond,
-        witness=Witness(frozen(x), attained, short / abs(bound) if short > rounding else 0.0),
+        witness=Witness(attained, short / abs(bound) if short > rounding else 0.0, frozen(x)),
         lows=frozen(lows),
         highs=frozen(highs),
     )
@@ -237,13 +145,11 @@ def _weights(model: nn.Module, reader: LinearReader) -> tuple[Tensor, Tensor | N
 def _unbounded(what: dict[str, Any]) -> LayerRange:
     return LayerRange(
         **what,
-        bounded=False,
         low=None,
         high=None,
         worst_row=None,
         worst_bound=None,
-        exceeds_float16=True,
-        rows_beyond_float16=what["outputs"],
+        rows_beyond_float16=None,
         witness=None,
     )
 

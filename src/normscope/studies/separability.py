@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from normscope.capacity.scatter import CoincidingSamplesError, Scatter, class_numbers, scatter
 from normscope.checks import Floats
-from normscope.data import bundled_model
+from normscope.data import demo_model
 from normscope.errors import InputError
 from normscope.models.capture import capture
 from normscope.models.find import find
@@ -71,7 +71,7 @@ class Separability:
 
     def _repr_html_(self) -> str:
         """A table for notebooks."""
-        from normscope.report.notebook import separability_html
+        from normscope.report.norm_columns import separability_html
 
         return separability_html(self)
 
@@ -101,7 +101,7 @@ def separability(
 
     Two vectors for every input and norm are held in memory, in float64.
     """
-    place = bundled_model() if model is None else model
+    place = demo_model() if model is None else model
     numbers, sizes = class_numbers(labels, len(labels))
     inventory = find(place)
     if isinstance(place, nn.Module):

@@ -19,7 +19,7 @@ from torch import nn
 from normscope.certificates.check_tokens import first_fault
 from normscope.certificates.token_table import Outputs, Table
 from normscope.checks import quoted
-from normscope.data import bundled_model
+from normscope.data import demo_model
 from normscope.errors import InputError
 from normscope.models.token_texts import token_texts
 from normscope.models.unembedding import Unembedding, unembedding_of
@@ -75,7 +75,7 @@ def vocab(
     path = _path_of(model)
     clock = Clock(None if budget is None else started + budget)
     with clock.phase("model"):
-        found = unembedding_of(model if isinstance(model, nn.Module) else path or bundled_model(), example)
+        found = unembedding_of(model if isinstance(model, nn.Module) else path or demo_model(), example)
         table, not_asked = table_of(found)
     findings = Findings.none_yet(len(table), reachable=table.outputs is not None)
     if target is not None:
@@ -88,7 +88,7 @@ def vocab(
     finally:
         clock.keep()
     name = BUNDLED if model is None else type(model).__name__ if isinstance(model, nn.Module) else str(path)
-    return _result(name, path or (bundled_model() if model is None else None), found, findings, not_asked, clock)
+    return _result(name, path or (demo_model() if model is None else None), found, findings, not_asked, clock)
 
 
 def verify_vocab(
@@ -112,7 +112,7 @@ def verify_vocab(
             return False, f"{path} must say which model it is about, got {quoted(stored.source)}"
         if not isinstance(place, str) and not bundled:
             raise InputError(f"{path} is about a live module: give the model to verify it")
-        model = place if isinstance(place, str) else bundled_model()
+        model = place if isinstance(place, str) else demo_model()
     table, _ = table_of(unembedding_of(model, example))
     if table.sha256 != stored.sha256:
         return False, "the certificates are for another table: its SHA-256 differs"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from normscope.checks import Floats
-from normscope.data import bundled_model, sample_text
+from normscope.data import demo_model, sample_text
 from normscope.errors import InputError
 from normscope.models.capture import capture
 from normscope.models.find import find
@@ -47,7 +47,7 @@ class InEllipsoid(Experiment):
     def run(self, cell: Cell, keep: Keep) -> list[Row]:
         import torch
 
-        path = bundled_model()
+        path = demo_model()
         model = load_model(path, dtype="float64")
         norms = {name: found.norm for name, found in find(model).items() if found.norm is not None}
         with capture(model) as captured, torch.no_grad():

@@ -1,21 +1,14 @@
-"""Results as tables that fit 100 columns, a file for each kind of result, which registers its table when imported."""
+"""Tables of results that do not describe themselves yet."""
 
-from normscope.report.tables import (  # noqa: F401
+from normscope.report.tables import folding, inspection, keys, memorize, separability, shatter, vocab  # noqa: F401
+from normscope.report.tables.shared import duration, escape, tables
+from normscope_lab.tables import (  # noqa: F401
     benchmarks,
     fold_benchmark,
-    folding,
-    inspection,
     key_benchmark,
-    keys,
-    lng,
-    memorize,
+    lng_benchmark,
     memorize_benchmark,
-    ranges,
     reproduction,
-    separability,
-    shatter,
-    vocab,
 )
-from normscope.report.tables.shared import duration, escape, tables
 
 __all__ = ["duration", "escape", "tables"]

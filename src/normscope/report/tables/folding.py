@@ -4,7 +4,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from normscope.report.notebook import _table
+from normscope.report.norm_columns import _table
 from normscope.report.tables.shared import escape, new_table, tables
 from normscope.rewrite.results import AFTER_LOOKUP, KEPT, Folding
 

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from normscope.report.notebook import Value, _table
+from normscope.report.norm_columns import Value, _table
 from normscope.report.tables.shared import escape, new_table, readable, tables
 from normscope.studies.inspection import Spread
 from normscope.studies.key_results import EqualAttention, Keys, Place

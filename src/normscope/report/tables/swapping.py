@@ -1,6 +1,6 @@
 """What became of every norm of a model whose norms were swapped."""
 
-from normscope.report.notebook import _table
+from normscope.report.norm_columns import _table
 from normscope.rewrite.swapping import Swapping
 
 

@@ -4,7 +4,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from normscope.report.notebook import Value, _table
+from normscope.report.norm_columns import Value, _table
 from normscope.report.tables.shared import duration, escape, new_table, readable, tables
 from normscope.studies.vocab_results import Answer, Token, Vocab
 from normscope_lab.bench.vocab_bench import VocabBenchmark

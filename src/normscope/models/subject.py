@@ -1,0 +1,122 @@
+"""What a question is about: a model, given as a path or a module, with the text or inputs that it is run on.
+
+Every study begins with a Subject, so that all of them take the same arguments and refuse the same mistakes. Each part
+of it (the module with its weights, the norms, the graph, the batches) is made when it is first needed, and once.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from normscope.data import demo_model
+from normscope.errors import InputError
+from normscope.models.batches import Inputs, batches_for
+from normscope.models.find import find, find_traced
+from normscope.models.found import Inventory
+from normscope.models.load import load_model, read_text, text_batches
+
+Text = str | Path | Sequence[str]  # a text, a UTF-8 file, or several texts, each a sequence of its own
+
+
+class Subject:
+    """A model and what it is run on.
+
+    >>> subject = Subject(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)), inputs={"input": [[1.0, 2.0, 3.0]]})
+    >>> subject.name, list(subject.inventory), len(list(subject.batches()))
+    ('Sequential', ['1'], 1)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | str | Path,
+        *,
+        text: Text | None = None,
+        inputs: Inputs | None = None,
+        device: str = "cpu",
+        dtype: str | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module | str | Path):
+            raise InputError(
+                f"model must be a path or a torch module, got {type(model).__name__}: "
+                "normscope.demo_model() is the path of a small one"
+            )
+        if text is not None and inputs is not None:
+            raise InputError("text and inputs cannot be combined: the model runs on one of them")
+        if text is not None and isinstance(model, nn.Module):
+            raise InputError("text needs a folder with a tokenizer; for a module give inputs")
+        self._model, self._text, self._inputs = model, text, inputs
+        self._device, self._dtype = device, dtype
+        self.path = None if isinstance(model, nn.Module) else Path(model)
+        self.name = type(model).__name__ if isinstance(model, nn.Module) else str(model)
+        if self.path == demo_model():
+            self.name = "the demo model"
+
+    @property
+    def runs(self) -> bool:
+        """Whether there is something to run the model on."""
+        return self._text is not None or self._inputs is not None
+
+    def require_runs(self, what: str) -> None:
+        """Refuse a question that needs a text or inputs where there are none."""
+        if not self.runs:
+            raise InputError(f"{what} needs a text or inputs that the model is run on: give text= or inputs=")
+
+    @property
+    def text(self) -> str | None:
+        """What the model was run on, in words; None if that is no text."""
+        if self._text is None:
+            return None
+        texts = [self.words] if isinstance(self.words, str) else self.words
+        many = f"{len(texts):,} texts of " if len(texts) > 1 else ""
+        return f"{many}{sum(map(len, texts)):,} characters"
+
+    @cached_property
+    def words(self) -> str | Sequence[str]:
+        """The text itself, or several."""
+        if self._text is None:
+            raise InputError("no text was given")
+        return read_text(self._text) if isinstance(self._text, Path) else self._text
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """The model with its weights, in evaluation mode if it was loaded here."""
+        if isinstance(self._model, nn.Module):
+            return self._model
+        return load_model(Path(self._model), device=self._device, dtype=self._dtype or "float32")
+
+    @cached_property
+    def inventory(self) -> Inventory:
+        """The norms, from one traced call with the inputs that were given, or with generated ones."""
+        return find(self._model, inputs=self._example if self._inputs is not None else None)
+
+    @cached_property
+    def traced(self) -> Inventory:
+        """The norms of the module with its weights and its graph; an error if it can't be traced."""
+        return find_traced(self.module, self.example)
+
+    def batches(self) -> Iterator[Mapping[str, Tensor]]:
+        """What the model is run on, batch by batch, to be asked for once; none without a text and inputs."""
+        if self._text is not None:
+            assert self.path is not None
+            yield from text_batches(self.path, self.words)
+        elif self._inputs is not None:
+            _ = self._example
+            yield from self._given
+
+    @property
+    def example(self) -> Mapping[str, Tensor] | None:
+        """What the model is traced with: the first of the inputs, or of the text; None if there is neither."""
+        return next(iter(self.batches())) if self._text is not None else self._example
+
+    @cached_property
+    def _example(self) -> dict[str, Tensor] | None:
+        if self._inputs is None:
+            return None
+        given = batches_for(self.module, self._inputs)
+        first = next(given)
+        self._given: Iterable[dict[str, Any]] = chain([first], given)
+        return first

@@ -1,0 +1,26 @@
+"""Rows and values that several results share."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from normscope.results.describe import Column
+
+
+@dataclass(frozen=True)
+class NotCovered:
+    """A layer that is left out."""
+
+    layer: Annotated[str, Column("layer", "What is left out.")]
+    reason: Annotated[str, Column("because it", "Why nothing is said about it.")]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Quantiles of a figure over many inputs. A table shows the median."""
+
+    low: float  # 5%
+    median: float
+    high: float  # 95%
+
+    def __format__(self, form: str) -> str:
+        return format(self.median, form)
