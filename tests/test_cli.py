@@ -365,13 +365,13 @@ def test_every_command_that_calls_a_model_takes_inputs_from_a_file(run_here, inp
     assert json.loads(done.stdout)["sequences"] == 2
     done = run_here("ranges", "--inputs", inputs, "--json")
     assert json.loads(done.stdout)["layers"] == json.loads(run_here("ranges", "--json").stdout)["layers"]
-    done = run_here("fold", "bundled", tmp_path / "folded", "--inputs", inputs, "--json")
+    done = run_here("fold", "--out", tmp_path / "folded", "--inputs", inputs, "--json")
     assert json.loads(done.stdout)["certificate"]["inputs"] == "input_ids 2×6"
 
 
 @pytest.mark.parametrize("command", ["inspect", "ranges", "keys", "fold"])
 def test_inputs_that_the_model_does_not_take_are_refused(run_here, command, inputs, tmp_path):
-    target = ["bundled", tmp_path / "out"] if command == "fold" else []
+    target = ["--out", tmp_path / "out"] if command == "fold" else []
     np.savez(tmp_path / "wrong.npz", tokens=np.arange(3))
     done = run_here(command, *target, "--inputs", tmp_path / "wrong.npz")
     assert_refused(done, "inputs must be named like parameters of GPT2LMHeadModel.forward, got 'tokens'")
