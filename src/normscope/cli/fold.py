@@ -25,7 +25,11 @@ def fold(
     model: FolderArgument = None,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", help="Write the folded model to this folder, which must not exist."),
+        typer.Option(
+            "-o",
+            "--out",
+            help="Write the folded model to this folder, which must not exist. Without it nothing is written.",
+        ),
     ] = None,
     rms: Annotated[
         bool,
@@ -42,7 +46,9 @@ def fold(
     device: DeviceOption = DEVICE,
     dtype: Annotated[
         str | None,
-        typer.Option(help="Data type to store the result in: float32, float64, bfloat16 or float16. [that of MODEL]"),
+        typer.Option(
+            help="Data type to store the result in: float32, float64, bfloat16 or float16. Default: that of the weights."
+        ),
     ] = None,
 ) -> Any:
     """Fold norms into the weights around them: the same function, certified, and a reason for every norm kept."""

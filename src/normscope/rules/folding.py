@@ -9,11 +9,11 @@ def remarks(result: Folding) -> Iterator[str]:
     """What failed first; then what was not done, what was put in place of what, and what is not covered."""
     found = result.certificate
     yield from (f"Failed: {broken}." for broken in found.broken)
-    holding = found.identities - len(found.broken)
+    holding = f"{found.identities - len(found.broken)} of" if found.broken else "All"
     same = (
         "" if found.argmax_agreement is None else f"; {found.argmax_agreement:.1%} of rows have the same largest output"
     )
-    yield f"{holding} of {found.identities} identities of weights hold{same}."
+    yield f"{holding} {found.identities} identities of weights hold{same}."
     if not result.changed:
         yield "Nothing could be folded: the model is unchanged."
     for tie in result.tied:
