@@ -47,7 +47,7 @@ def fold(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Data type to store the result in: float32, float64, bfloat16 or float16. Default: that of the weights."
+            help="Data type to store the result in: float32, float64, bfloat16 or float16. Default: as the weights."
         ),
     ] = None,
 ) -> Any:
