@@ -126,6 +126,27 @@ def test_the_same_norm_called_with_its_input_alone_is_what_it_is():
     assert "leave" in [layer.layer for layer in ns.ranges(model, EXAMPLE).layers]
 
 
+def test_a_group_norm_is_judged_by_the_shape_that_it_is_called_with():
+    """Over (N, C) it is LN-G; over (N, C, T) it takes its statistics over positions as well, and no ellipsoid holds."""
+    norm = nn.GroupNorm(2, SIZE)
+    vectors = Block(norm, lambda self, x: self.norm(x.flatten(0, 1)))
+    assert ns.find(vectors, inputs=EXAMPLE)["norm"].kind == "lng"
+    positions = Block(norm, lambda self, x: self.norm(x.mT).mT)
+    found = ns.find(positions, inputs=EXAMPLE)["norm"]
+    assert found.norm is None
+    assert "the answer to one vector depends on the others" in found.problem
+
+
+def test_arguments_of_a_group_norm_are_seen_too():
+    class Loud(nn.GroupNorm):
+        def forward(self, x, factor=1.0):
+            return factor * super().forward(x)
+
+    model = Block(Loud(2, SIZE), lambda self, x: self.norm(x.flatten(0, 1), factor=100.0))
+    assert ns.find(model, inputs=EXAMPLE)["norm"].norm is None
+    assert ns.ranges(model, EXAMPLE).layers == ()
+
+
 def test_capture_leaves_out_calls_with_more_than_the_input_and_says_so():
     model = modulated()
     with ns.capture(model) as captured:

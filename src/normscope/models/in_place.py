@@ -69,8 +69,6 @@ def in_place(graph: ModelGraph, model: nn.Module, path: str, alone: Form) -> InP
     calls = graph.calls_of(path)
     if not calls:
         return InPlace(alone, unchecked="the traced call does not run it")
-    if alone.pools_space:
-        return InPlace(alone)  # a problem or not, as the other modules of the model decide
     seen: list[InPlace] = []
     for call in calls:
         try:
