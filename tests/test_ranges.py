@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from architectures import random_model
 from normscope import Norm
 from normscope.studies import ranges as study
 from normscope.studies.ranges import driving_input, ranges
@@ -272,6 +273,14 @@ def test_a_hook_that_changes_the_output_of_a_layer_is_seen():
 def test_what_follows_a_layer_in_place_is_not_part_of_it():
     model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3), nn.ReLU(inplace=True))
     assert [layer.layer for layer in ranges(model, (torch.zeros(2, 4),)).layers] == ["1"]
+
+
+def test_the_router_of_a_mixture_goes_by_its_matrix_for_it_gives_back_choices():
+    torch.manual_seed(0)
+    model = random_model("mixtral")
+    gates = [layer for layer in ranges(model).layers if "gate" in layer.layer]
+    assert [gate.layer for gate in gates] == [f"model.layers.{number}.mlp.gate.weight" for number in (0, 1)]
+    assert all(gate.witness.gap <= 1e-6 for gate in gates)
 
 
 def test_matrices_of_one_module_are_told_apart():
