@@ -119,6 +119,23 @@ def test_a_norm_with_shift_and_factor_has_no_ellipsoid_and_no_landing_and_is_kep
     assert swapping.model(*EXAMPLE).shape == (2, 5, 4)
 
 
+class AnyArguments(nn.LayerNorm):
+    def forward(self, *given):
+        return super().forward(given[0]) * (1 + sum(given[1:]))
+
+
+@pytest.mark.parametrize(
+    ("norm", "reason"),
+    [(Modulated(SIZE), "takes more than its input (x, shift, factor)"),
+     (AnyArguments(SIZE), "takes more than its input (*given)")],
+)  # fmt: skip
+def test_swap_keeps_a_norm_that_may_be_given_more_where_nothing_was_traced(norm, reason):
+    model = Block(norm, lambda self, x: self.norm(x, x, x))
+    (kept,) = ns.swap(model, groups=2, only="*").kept
+    assert kept.reason.startswith(reason)
+    assert "its calls were not checked" in kept.reason
+
+
 def test_the_same_norm_called_with_its_input_alone_is_what_it_is():
     model = Block(Modulated(SIZE), lambda self, x: self.norm(x))
     found = ns.find(model, inputs=EXAMPLE)["norm"]
