@@ -226,6 +226,38 @@ def test_a_gain_that_depends_on_the_input_is_no_norm_of_the_family():
     assert found.problem == "is called with a gain or bias that depends on the input of the model"
 
 
+class Called(nn.Module):
+    """A part that calls a function, and is itself called with one setting or another."""
+
+    def __init__(self):
+        super().__init__()
+        self.leave, self.gain = nn.Linear(SIZE, SIZE), nn.Parameter(torch.rand(SIZE))
+
+    def forward(self, x, factor=1.0, eps=1e-5):
+        return self.leave(F.rms_norm(x, (SIZE,), factor * self.gain, eps))
+
+
+@pytest.mark.parametrize("other", [{}, {"factor": 100.0}, {"eps": 1e-2}])
+def test_a_function_at_one_place_is_what_it_is_in_all_its_calls(other):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Called()
+
+        def forward(self, x):
+            return self.part(self.part(x), **other)
+
+    model = Twice()
+    found = ns.find(model, inputs=EXAMPLE)["part:rms_norm"]
+    ranges = ns.ranges(model, EXAMPLE)
+    if not other:
+        assert found.norm == ns.Norm(gain=model.part.gain, project=False, eps=1e-5)
+        assert [layer.layer for layer in ranges.layers] == ["part.leave"]
+    else:
+        assert found.problem == "is called with different gains or settings in its 2 calls"
+        assert ranges.layers == ()
+
+
 def test_without_a_trace_functions_are_not_said_to_be_absent():
     inspection = ns.inspect(Functional())
     assert inspection.norms == ()
