@@ -52,7 +52,7 @@ def norms_html(inspection: Inspection) -> str:
 def ranges_html(ranges: Ranges) -> str:
     """A table of the layers that read a norm, with the interval of each."""
     headings = [
-        ("layer", "the linear layer"),
+        ("layer", "the linear layer, or its matrix if its module does more than multiply"),
         ("norm", "the norm that it reads"),
         ("outputs", "rows of its weights"),
         ("low", "no output is below this, whatever the input"),

@@ -6,8 +6,9 @@ from normscope.report.tables.shared import escape, new_table, tables
 from normscope.studies.ranges import Ranges
 
 RANGES_CAPTION = (
-    "low, high: no output goes beyond, whatever the input; > float16: outputs whose bound is beyond ±65504; "
-    "gap: how near a tried input came to the worst bound"
+    "low, high: no output goes beyond where the layer reads this norm, whatever the input; "
+    "> float16: outputs whose bound is beyond ±65504; gap: how near a tried input came to the worst bound; "
+    "a matrix in place of a layer: only the product with it is bounded, and its module goes on from there"
 )
 
 
