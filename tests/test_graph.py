@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -163,6 +164,16 @@ def overwritten(value, part):
     return value
 
 
+@torch.library.custom_op("normscope_tests::doubled", mutates_args=("value",))
+def doubled(other: torch.Tensor, value: torch.Tensor) -> None:
+    value.mul_(2)
+
+
+def overwritten_by(change, value):
+    change(torch.ones_like(value), value)
+    return value
+
+
 OTHER_THINGS = {
     "half of the channels, twice": lambda y: y[..., :3].repeat(1, 1, 2),
     "tokens in place of channels": lambda y: y.transpose(1, 2).reshape(2, 4, 6),
@@ -174,6 +185,10 @@ OTHER_THINGS = {
     "an activation": F.relu,
     "a token overwritten": lambda y: overwritten(y, y[:, 0]),
     "doubled in place": lambda y: y.mul_(2),
+    "doubled in place, second of two": lambda y: overwritten_by(lambda *both: torch._foreach_mul_(both, 2.0), y),
+    "doubled in place by an operation of somebody's": lambda y: overwritten_by(doubled, y),
+    "whole numbers only": lambda y: y.to(torch.int32).float(),
+    "its bits": lambda y: y.view(torch.int32).float(),
 }
 
 
@@ -208,7 +223,8 @@ PRODUCTS = {
 def test_a_product_with_a_stored_matrix_is_a_linear_layer_however_it_is_written(what):
     product, bias, transposed = PRODUCTS[what]
     graph = graph_of(lambda self, x: product(self, self.norm(x)))
-    assert graph.linear_readers("norm") == (LinearReader("", "weight", bias, transposed),)
+    (reader,) = graph.linear_readers("norm")
+    assert replace(reader, alone=True) == LinearReader("", "weight", bias, transposed)
     assert graph.other_layers() == ()
 
 

@@ -1,4 +1,4 @@
-"""What every result type keeps: one line, a table, a schema, a file; and a toy type shows that nothing else is needed."""
+"""What every result type keeps: one line, a table, a schema, a file; a toy type shows that nothing else is needed."""
 
 import csv
 import io
@@ -101,7 +101,7 @@ def test_a_file_gives_back_what_was_saved(tmp_path):
     with pytest.raises(FileExistsError, match="exists"):
         TOY.save(path)
     TOY.save(path, force=True)
-    with pytest.raises(InputError, match="must end in .safetensors"):
+    with pytest.raises(InputError, match=r"must end in \.safetensors"):
         TOY.save(tmp_path / "towns.json")
 
 

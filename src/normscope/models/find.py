@@ -231,25 +231,38 @@ def _norm(name: str, form: Form, gain: Any, bias: Any) -> Norm:
 
 def _found_function(graph: ModelGraph, called: FunctionNorm, stored: Stored) -> FoundNorm:
     """A call of torch's layer_norm or rms_norm in the code of a module."""
-    size = math.prod(called.shape)
+    shape, eps = called.settings[0]
+    size = math.prod(shape)
     what = {"path": called.name, "module": called.function, "function": called.where, "unchecked": None}
-    affine = [node for node in (called.gain, called.bias) if node is not None]
-    if not graph.constants.issuperset(affine):
-        problem = "is called with a gain or bias that depends on the input of the model"
+
+    def refused(problem: str) -> FoundNorm:
         return FoundNorm(called.name, size, None, **what, problem=problem)  # type: ignore[arg-type]
+
+    affine = [node for nodes in called.affine for node in nodes if node is not None]
+    if not graph.constants.issuperset(affine):
+        return refused("is called with a gain or bias that depends on the input of the model")
     made = run_call(graph, dict.fromkeys(affine), {}, lambda name: stored(name)[1])
-    gain, bias = (None if node is None else made[node].reshape(-1) for node in (called.gain, called.bias))
-    form = Form(size, projects=called.projects, scales=True, eps=called.eps)
+    calls = [[None if node is None else made[node].reshape(-1) for node in nodes] for nodes in called.affine]
+    if len(set(called.settings)) > 1 or not all(map(_same, calls[1:], calls)):
+        return refused(f"is called with different gains or settings in its {len(calls)} calls")
+    gain, bias = calls[0]
+    form = Form(size, projects=called.projects, scales=True, eps=eps)
     return FoundNorm(
         called.name,
         size,
         _norm(called.name, form, gain, bias),
         **what,  # type: ignore[arg-type]
-        eps_place="inside" if called.eps else None,
+        eps_place="inside" if eps else None,
         has_bias=bias is not None,
         gain_convention=None if gain is None else "w",
-        parameters=size * len(affine),
+        parameters=size * sum(values is not None for values in calls[0]),
     )
+
+
+def _same(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bool:
+    """Whether tensors, or that there is none, are the same."""
+    pairs = zip(one, other, strict=True)
+    return all(a is b or (a is not None and b is not None and a.equal(b)) for a, b in pairs)
 
 
 class _StoredTensors:
