@@ -1,4 +1,4 @@
-"""Models on which folding could go wrong without anybody noticing: handled, or kept with the reason, never wrong."""
+"""Models on which folding could go wrong unnoticed: handled, or kept with the reason, never wrong."""
 
 import re
 

@@ -1,7 +1,7 @@
 """The traced call of a model, or of one module in it, in float64 throughout, on the CPU, with any weights.
 
 A model in float64 is not enough: many cast to float32 in their norms and in softmax. Here every operation of the graph
-is given float64, and what it would cast to less stays float64. Weights are asked for one by one, when they are used.
+is given float64, and what it would cast to less stays float64. Weights are read one by one, when they are used.
 How far two such runs are apart, or two models in their own dtype, is one number: `difference`.
 """
 

@@ -107,11 +107,11 @@ class Certificate:
     dtype: str  # in which the folded model is stored
     rewrite_difference: float | None  # of the folded weights before they are rounded to this dtype,
     written_difference: float | None  # of the folded weights as they are stored in it,
-    rounding_difference: float | None  # beside what rounding does to the original: its own weights, rounded once more
+    rounding_difference: float | None  # and of the original, its own weights rounded once more
     read_back: bool  # whether the stored weights are those of the written file, read from disk
     difference: float | None  # between folded and original model in this dtype,
-    original_error: float | None  # beside what rounding does to the original
-    folded_error: float | None  # and to the folded model, both measured against the original in float64
+    original_error: float | None  # of rounding, of the original,
+    folded_error: float | None  # and of the folded model, both measured against the original in float64
     argmax_agreement: float | None  # share of rows of the first output whose largest entry is in the same place
     identities: int  # that were checked
     broken: tuple[str, ...]  # of them, in words

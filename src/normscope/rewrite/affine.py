@@ -114,7 +114,7 @@ class Readers:
         return TakenBy(reader.name, weight, axis, bias, readings[0].factor)
 
     def _can_take_bias(self, readings: list[Reading]) -> tuple[bool, str]:
-        """Whether all calls of a layer have the same bias, which is nobody else's, and read the same multiple."""
+        """Whether all calls of a layer have the same bias, used by nothing else, and read the same multiple."""
         names = {reading.product.reader.bias_name for reading in readings}
         biases = {self._uses.tensors.first_name(name) for name in names if name is not None}
         if None in names:
@@ -146,7 +146,7 @@ class Readers:
 
 
 def _fits(values: Tensor, dtype: torch.dtype) -> bool:
-    """Whether numbers of a dtype come near to all values, beside the largest: none overflows, nor do all vanish."""
+    """Whether a dtype holds all values to its precision, relative to the largest: none overflows, nor do all vanish."""
     apart = (values.to(dtype).double() - values).abs().max()
     return bool(apart <= torch.finfo(dtype).eps * values.abs().max())
 

@@ -10,7 +10,7 @@ The result is a model of the same architecture with other weights, which compute
                 float64, folded weights not yet rounded to the dtype in which they are stored: at most 1e-9
     written     the same of the stored weights, over the outputs of the model: at most 1e-9 + 10 × rounding
     rounding    the same of the original, each of the tensors that folding changed rounded once more to its dtype
-    deployed    both models in their own dtype, beside the error that the original makes there by itself
+    deployed    both models in their own dtype, compared with the error that the original makes there
     algebra     identities of weights, which need no inputs: `normscope.certificates.check_fold`
 """
 

@@ -42,7 +42,7 @@ def path_of(found: FoundNorm) -> str:
 
 
 def place(graph: ModelGraph, found: FoundNorm) -> tuple[NormCall, ...] | str:
-    """The calls of a norm, or why they cannot be told."""
+    """The calls of a norm, or why they cannot be determined."""
     if found.norm is None:
         return f"it is none of the known norms: {found.problem}"
     if found.axis != -1:

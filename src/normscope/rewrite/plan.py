@@ -23,7 +23,7 @@ from normscope.rewrite.norm_places import NormCall, path_of
 from normscope.rewrite.stored_tensors import Uses
 from normscope.rewrite.streams import Stream, Streams, Writer
 
-ROUNDING = 1e-15  # a mean of a bias that is so small beside its largest value is 0
+ROUNDING = 1e-15  # a mean of a bias that is smaller than this, relative to its largest value, is 0
 NO_MODULE = Decision(KEPT, "it is a function in the code of a module that does more, and no module of its own")
 
 

@@ -63,7 +63,7 @@ class StoredTensors:
         return next((other for other in self.names(name) if other.rpartition(".")[0] == module), name)
 
     def in_float64(self, name: str) -> Tensor:
-        """The values on the CPU; whole numbers stay what they are."""
+        """The values on the CPU; integers stay integers."""
         values = self._tensors[name].detach().cpu()
         return values.double() if values.is_floating_point() else values
 
@@ -140,7 +140,7 @@ def ties(uses: Uses) -> tuple[Tie, ...]:
 
 
 def give_copies(model: nn.Module, tied: tuple[Tie, ...]) -> None:
-    """Give every head a copy of its table, and tell the configuration, so that the copy stays one when it is loaded."""
+    """Give every head a copy of its table, and set the configuration so that it is still a copy once loaded."""
     for tie in tied:
         path, _, name = tie.head.rpartition(".")
         shared = model.get_parameter(tie.head)

@@ -65,7 +65,7 @@ def swap(
     to
         Other steps: "layernorm", "rmsnorm" or "projection"; without it they stay.
     in_place
-        Change the module itself. Its parameters stay the same objects, so that an optimizer that has them goes on.
+        Change the module itself. Its parameters stay the same objects, so that an optimizer continues with them.
     text, inputs
         What the model is traced on, to see what its norms compute inside it: the first batch. Models of transformers
         need neither; other modules are judged alone without them.
@@ -110,7 +110,7 @@ def swap(
 
 
 def _named(inventory: Inventory, only: str | Iterable[str] | None) -> set[str] | None:
-    """The norms that `only` names; None if it was not given."""
+    """The norms that `only` names; None without it."""
     if only is None:
         return None
     named: set[str] = set()
@@ -145,7 +145,7 @@ def _decide(model: nn.Module, found: FoundNorm, named: set[str] | None, groups: 
 
 
 def _obstacle(module: nn.Module, found: FoundNorm) -> str | None:
-    """What a `normscope.nn.Norm` in place of the module would change that is not asked for."""
+    """What a `normscope.nn.Norm` in place of the module would change beyond the groups."""
     if found.gate is not None:
         return f"is gated, {found.gate}, where normscope.nn.Norm takes its input alone"
     taken = inspect.signature(module.forward).parameters
