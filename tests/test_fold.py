@@ -269,9 +269,16 @@ def test_a_model_without_weights_is_refused():
         fold(nn.Linear(2, 2, device="meta"), torch.ones(1, 2))
 
 
-def test_a_model_that_needs_other_inputs_says_so():
-    with pytest.raises(ValueError, match=r"called with input_ids; normscope.fold in Python takes other inputs"):
-        fold(folding_model("clip", layers=1))
+def test_a_model_that_fails_on_generated_inputs_says_with_what_it_was_called():
+    model = folding_model("gpt2", layers=1)
+    model.transformer.drop = Refusing()
+    with pytest.raises(ValueError, match=r"called with input_ids.*; --inputs FILE, or inputs= in Python, gives others"):
+        fold(model)
+
+
+class Refusing(nn.Module):
+    def forward(self, states):
+        raise RuntimeError("these states are refused")
 
 
 def test_the_repr_says_what_was_done():

@@ -183,3 +183,15 @@ def test_words_of_a_command_line_are_shortened():
         assert done.returncode == 2
         assert "Traceback" not in done.stderr
         assert len(" ".join(done.stderr.split())) < 700
+
+
+def test_limits_that_a_command_raises_hold_for_that_command_alone():
+    from typer.testing import CliRunner
+
+    from normscope.cli import app
+    from normscope.models.config_rules import most_modules
+
+    CliRunner().invoke(app, ["--max-gigabytes", "2", "--max-modules", "7", "verify", "nowhere.npz"])
+    assert most_modules() == 50_000
+    with pytest.raises(ValueError, match="and 1 GB is the limit"):
+        checks.require_memory(2**31, 1, "a file")

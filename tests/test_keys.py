@@ -435,7 +435,7 @@ def test_certificates_are_saved_and_verified_without_the_solver(run, tmp_path):
 def test_archives_that_are_none_are_refused(tmp_path):
     path = tmp_path / "keys.zip"
     path.write_bytes(b"no archive")
-    assert verify_archive(path) == (False, f"{path} is not a readable .zip file: File is not a zip file")
+    assert verify_archive(path) == (False, f"{path} is not a readable .zip file: it is no archive, or was cut off")
     save_archive({}, path, force=True)
     assert verify_archive(path) == (False, f"{path} holds no certificates")
     with pytest.raises(ValueError, match=r"must end in \.zip"):
@@ -452,7 +452,7 @@ def test_heads_that_share_their_keys_are_saved_once():
 
 def test_the_command_refuses_before_it_runs(run, tmp_path):
     assert "must end in .zip" in str(run("--text", "sample", "-o", tmp_path / "keys.npz").exception)
-    assert run().exit_code == 2  # without a text
+    assert "give --text (a file, or 'sample') or --inputs FILE" in str(run().exception)
     assert run("--text", "sample", "--at", "queries").exit_code == 2
     assert "No such file" in str(run("--text", tmp_path / "missing.txt").exception)
 

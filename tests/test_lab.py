@@ -171,7 +171,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
 
 
 def test_what_an_experiment_does_not_know_is_refused(tmp_path, data):
-    with pytest.raises(ValueError, match=r"can be changed are samples, .*got stepps"):
+    with pytest.raises(ValueError, match=r"can be changed are samples, .*got 'stepps'"):
         reproduce("majority", tmp_path / "run", changes={"stepps": 3})
     with pytest.raises(ValueError, match=r"steps must be like 2000, got 3.5"):
         reproduce("majority", tmp_path / "run", changes={"steps": 3.5})
@@ -190,14 +190,14 @@ def test_what_an_experiment_does_not_know_is_refused(tmp_path, data):
     ("name", "changes", "message"),
     [
         ("vit", {"heads": 3}, "width must be a multiple of heads, got 64 and 3"),
-        ("vit", {"epochs": 0}, "epochs must be above 0, got 0"),
-        ("translation", {"warmup": -1}, "warmup must be above 0, got -1"),
+        ("vit", {"epochs": 0}, "epochs must be above 0 and like 36, got 0"),
+        ("translation", {"warmup": -1}, "warmup must be above 0 and like 500, got -1"),
         ("random-labels", {"groups": [4, 3]}, "width must be a multiple of groups, got 128 and 3"),
         ("majority", {"steps": 150}, "steps must be a multiple of epoch, got 150 and 100"),
         ("majority", {"every": 30}, "epoch must be a multiple of every, got 100 and 30"),
         ("majority-3d", {"width": 4}, "width must be 3, as it is drawn in space, got 4"),
         ("hessian", {"channels": [30]}, "channels must be multiples of 4, 12 or more, got 30"),
-        ("random-keys", {"keys": []}, r"keys must be above 0, got \[\]"),
+        ("random-keys", {"keys": []}, r"keys must be above 0 and like \[3, 6.*, got \[\]"),
         ("capacity", {"fold": [1]}, "merge and fold must be 3 samples or more, got 1"),
     ],
 )

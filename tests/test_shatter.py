@@ -417,7 +417,7 @@ def test_a_file_that_is_no_state_is_refused_and_left_alone(tmp_path):
         ({"depth": 0}, "depth must be a whole number, 1 or more, got 0"),
         ({"depth": 2, "points": 1}, "points must be a whole number, 2 or more, got 1"),
         ({"depth": 2, "points": 6}, "points must be 5 or fewer at depth 2, got 6: the label changes at most"),
-        ({"depth": 5, "points": 21}, r"points must be 20 or fewer, got 21: they would need 2\^20 networks"),
+        ({"depth": 5, "points": 21}, r"points must be 20 or fewer, got 21: each labelling needs a network"),
         ({"depth": 2, "seed": -1}, "seed must be a whole number, 0 or more, got -1"),
         ({"depth": 2, "state": "state.json"}, "must end in .npz"),
     ],

@@ -89,11 +89,12 @@ class _Memory:
     gigabytes = 1.0
 
 
-def allow_memory(gigabytes: float) -> None:
-    """Change how much memory a file may ask for beyond its own size: 1 GB unless this is called."""
+def allow_memory(gigabytes: float) -> float:
+    """Change how much memory a file may ask for beyond its own size, 1 GB unless this is called; what it was before."""
     if not gigabytes > 0:
         raise ValueError(f"--max-gigabytes must be above 0, got {gigabytes!r}")
-    _Memory.gigabytes = gigabytes
+    before, _Memory.gigabytes = _Memory.gigabytes, gigabytes
+    return before
 
 
 def require_memory(needed: int, stored: int, what: str) -> None:

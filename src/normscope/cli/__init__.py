@@ -73,6 +73,7 @@ app.add_typer(bench, name="bench")
 
 @app.callback(invoke_without_command=True)
 def options(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", metavar="", help="Print the version and stop.")] = False,
     max_gigabytes: Annotated[
         float | None,
@@ -86,11 +87,13 @@ def options(
     if max_gigabytes is not None:
         from normscope.checks import allow_memory
 
-        allow_memory(max_gigabytes)
+        before = allow_memory(max_gigabytes)
+        context.call_on_close(lambda: allow_memory(before))
     if max_modules is not None:
         from normscope.models.config_rules import allow_modules
 
-        allow_modules(max_modules)
+        most = allow_modules(max_modules)
+        context.call_on_close(lambda: allow_modules(most))
     if version:
         print(normscope.__version__)
         raise typer.Exit

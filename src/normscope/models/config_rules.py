@@ -39,11 +39,12 @@ class ConfigError(ValueError):
         super().__init__(f"config.json: {shortened(key, 80)} {expected}")
 
 
-def allow_modules(count: int) -> None:
-    """Change how many modules a model that a config.json describes may have: 50,000 unless this is called."""
+def allow_modules(count: int) -> int:
+    """Change how many modules a model of a config.json may have, 50,000 unless this is called; what it was before."""
     if count < 1:
         raise ValueError(f"{FLAG} must be 1 or more, got {count}")
-    _Limit.modules = count
+    before, _Limit.modules = _Limit.modules, count
+    return before
 
 
 def most_modules() -> int:

@@ -127,7 +127,7 @@ def _traced(model: nn.Module, example: Any, *, generated: bool) -> ModelGraph:
     try:
         return trace(model, example)
     except GraphError as error:
-        hint = f" (called with {', '.join(example)}; --inputs FILE, or inputs= in Python, gives others)"
+        hint = f" (called with {', '.join(map(str, example))}; --inputs FILE, or inputs= in Python, gives others)"
         hint = hint if generated else ""
         raise GraphError(f"{error}{hint}") from error
 
