@@ -136,6 +136,15 @@ def test_labels_come_back_as_they_were(labels, tmp_path):
         assert same.predict(samples).dtype == given.dtype
 
 
+@pytest.mark.parametrize("method", ["fold", "merge"])
+def test_a_network_that_needs_no_norm_is_loaded_as_well(method, tmp_path):
+    net = memorize([[0.0], [1.0], [2.0]], ["a", "b", "c"], method=method)
+    net.save(tmp_path / "net.safetensors")
+    same = load_network(tmp_path / "net.safetensors")
+    assert net.depth == same.depth == 0
+    assert same.predict([[0.0], [1.0], [2.0]]).tolist() == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize(("method", "eps"), [("fold", 1e-5), ("merge", 0.0), ("merge", 1e-5)])
 def test_a_saved_network_is_the_same_when_loaded(method, eps, tmp_path):
     samples, labels = random_task(9, 50, 3, channels=2)
