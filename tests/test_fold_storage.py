@@ -27,7 +27,7 @@ from normscope.results.folding import Folding
 from normscope.rewrite import folded_weights as weights
 from normscope.rewrite import saved_model as storage
 from normscope.rewrite.fold import fold
-from normscope.rewrite.saved_model import load_program
+from normscope.rewrite.saved_program import load_program
 from normscope_lab.bench.fold_bench import QUICK, run
 
 
@@ -124,6 +124,37 @@ def test_a_program_of_one_length_says_so_and_which_line_of_the_model_is_the_reas
     jsonschema.validate(described, Folding.json_schema(), cls=jsonschema.Draft202012Validator)
     assert described["program"]["fixed"][0]["reason"] == fixed.reason
     assert any("takes ids with 5 tokens only: test_fold_storage.py, line" in each for each in folding.remarks())
+
+
+class InChunks(torch.nn.Module):
+    """A model that works in chunks of 16 tokens, padded, one after the other, as state space models do."""
+
+    def __init__(self, whole=False):
+        super().__init__()
+        self.table, self.norm, self.whole = torch.nn.Embedding(9, 4), torch.nn.LayerNorm(4), whole
+
+    def forward(self, ids):
+        x, length = self.norm(self.table(ids)), ids.shape[1]
+        missing = (16 - length % 16) % 16
+        if self.whole and missing:
+            raise ValueError("only whole chunks")
+        chunks = torch.nn.functional.pad(x, (0, 0, 0, missing)).reshape(ids.shape[0], -1, 16, 4)
+        total = 0.0
+        for number in range((length + missing) // 16):
+            total = total + chunks[:, number].sum(1)
+        return total
+
+
+@pytest.mark.parametrize(("whole", "length", "takes"), [(False, 5, "any × up to 16"), (True, 16, "any × 16")])
+def test_a_program_says_which_lengths_it_takes_where_code_works_in_chunks(tmp_path, whole, length, takes):
+    model = InChunks(whole)
+    folding = fold(model, inputs=torch.zeros(2, length).long(), rms=True, out=tmp_path / "program")
+    assert dict(folding.program.inputs) == {"ids": takes}
+    assert [(part.axis, part.size) for part in folding.program.fixed] == ([(1, 16)] if whole else [])
+    program = load_program(tmp_path / "program" / "model.pt2")
+    torch.testing.assert_close(program(torch.ones(3, 16).long()), model(torch.ones(3, 16).long()))
+    with pytest.raises(AssertionError, match="Guard failed"):
+        program(torch.ones(3, 17).long())
 
 
 def test_the_size_of_images_is_that_of_the_example(tmp_path):

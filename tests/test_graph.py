@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from normscope.errors import TraceError
 from normscope.models.example_inputs import example_inputs
 from normscope.models.graph import LinearReader, trace
+from normscope.models.graph_operations import kind_of
 from tiny_models import CONFIGS, build
 
 
@@ -372,3 +373,32 @@ def test_a_model_that_cannot_be_told_to_make_no_cache_makes_none_by_its_configur
     model = Model()
     assert trace(model, (torch.randn(2, 4),)).read_by("norm") == ("layer",)
     assert model.config.use_cache
+
+
+def is_torchdynamo_exporting():
+    """As the code of some models in transformers asks it."""
+    return torch.compiler.is_exporting()
+
+
+class WithStandIn(nn.Module):
+    """A model that does something else when it is exported, for runtimes that know few operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x):
+        x = self.norm(x)
+        return (
+            x.cumsum(-1) if not is_torchdynamo_exporting() else torch.stack([x[..., : n + 1].sum(-1) for n in range(4)])
+        )
+
+
+def test_what_is_traced_is_what_a_model_does_when_it_is_run():
+    graph = trace(WithStandIn(), (torch.zeros(2, 4),))
+    assert [kind_of(node) for node in graph.program.graph.nodes if node.op == "call_function"] == [
+        "layer_norm",
+        "cumsum",
+    ]
+    with_stand_in = torch.export.export(WithStandIn(), (torch.zeros(2, 4),), strict=False)
+    assert any(kind_of(node) == "stack" for node in with_stand_in.graph.nodes if node.op == "call_function")

@@ -258,7 +258,7 @@ DOES_MORE = {
 def test_a_bound_of_a_product_is_not_given_for_a_module_that_does_more(what):
     model = Example(lambda self, x: self.layer(self.norm(x)))
     model.layer = Adapted(DOES_MORE[what])
-    (found,) = ranges(model, (torch.zeros(2, 3, 4),)).layers
+    (found,) = ranges(model, inputs=torch.zeros(2, 3, 4)).layers
     assert (found.layer, found.weight) == ("layer.weight", "layer.weight")
     output = model(torch.randn(50, 3, 4)).detach()
     assert output.abs().max() > 2 * abs(found.worst_bound)
@@ -267,14 +267,14 @@ def test_a_bound_of_a_product_is_not_given_for_a_module_that_does_more(what):
 def test_a_hook_that_changes_the_output_of_a_layer_is_seen():
     model = Example(lambda self, x: self.layer(self.norm(x)))
     hook = model.layer.register_forward_hook(lambda module, given, output: 100 * output)
-    assert [layer.layer for layer in ranges(model, (torch.zeros(2, 3, 4),)).layers] == ["layer.weight"]
+    assert [layer.layer for layer in ranges(model, inputs=torch.zeros(2, 3, 4)).layers] == ["layer.weight"]
     hook.remove()
-    assert [layer.layer for layer in ranges(model, (torch.zeros(2, 3, 4),)).layers] == ["layer"]
+    assert [layer.layer for layer in ranges(model, inputs=torch.zeros(2, 3, 4)).layers] == ["layer"]
 
 
 def test_what_follows_a_layer_in_place_is_not_part_of_it():
     model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3), nn.ReLU(inplace=True))
-    assert [layer.layer for layer in ranges(model, (torch.zeros(2, 4),)).layers] == ["1"]
+    assert [layer.layer for layer in ranges(model, inputs=torch.zeros(2, 4)).layers] == ["1"]
 
 
 def test_the_router_of_a_mixture_goes_by_its_matrix_for_it_gives_back_choices():
@@ -287,7 +287,7 @@ def test_the_router_of_a_mixture_goes_by_its_matrix_for_it_gives_back_choices():
 
 def test_matrices_of_one_module_are_told_apart():
     model = nn.TransformerEncoderLayer(8, 2, 16, norm_first=True, batch_first=True).eval()
-    found = ranges(model, (torch.zeros(1, 4, 8),))
+    found = ranges(model, inputs=torch.zeros(1, 4, 8))
     assert [layer.layer for layer in found.layers] == ["self_attn.in_proj_weight", "linear1"]
     missed = {missed.layer: missed.reason for missed in found.not_covered}
     assert missed == dict.fromkeys(["self_attn.out_proj.weight", "linear2"], "does not read a norm")

@@ -166,7 +166,7 @@ def opened_archive(file: Path | io.BytesIO, name: str) -> Iterator[zipfile.ZipFi
         with zipfile.ZipFile(file) as archive:
             [(name_of_part, times)] = Counter(archive.namelist()).most_common(1) or [("", 0)]
             if times > 1:  # which of them is meant would depend on who reads it
-                raise ValueError(f"its parts must have names of their own, got {times} times {quoted(name_of_part)}")
+                raise InputError(f"its parts must have names of their own, got {times} times {quoted(name_of_part)}")
             yield archive
     except (OSError, ValueError, EOFError, RuntimeError, struct.error, zlib.error, zipfile.BadZipFile) as error:
         raise InputError(f"{name} is not a readable {kind} file: {first_line(error)}") from None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_map
 
-from normscope.checks import first_line
+from normscope.checks import first_line, require_memory, shortened
 from normscope.errors import CheckpointError, InputError
 from normscope.models.architecture import build_architecture, notes_on, stored_names
 from normscope.models.batches import first_batch
@@ -27,6 +27,7 @@ from normscope.models.probe import Form, form_of
 from normscope.norm import Norm
 
 LARGEST = 2_000_000_000  # parameters of a model that is traced without being asked; beyond, it takes a minute and more
+ROWS = 64  # of float64, about what asking a norm takes
 
 
 def find(model: nn.Module | str | Path, *, inputs: Mapping[str, Any] | Sequence[Any] | None = None) -> Inventory:
@@ -102,6 +103,7 @@ def _find_in_checkpoint(path: Path, inputs: Mapping[str, Any] | Sequence[Any] | 
             if model is None:
                 norms = [replace(found, unchecked=untraced) for found in norms_by_name(checkpoint)]
             else:
+                _require_room(model, checkpoint.parameters)
                 fitted = first_batch(model, inputs) if isinstance(inputs, Mapping) else inputs
                 graph, untraced = _traced(model, fitted, checkpoint.parameters, path if path.is_dir() else path.parent)
                 tensors = _StoredTensors(checkpoint, model)
@@ -120,6 +122,14 @@ def _find_in_checkpoint(path: Path, inputs: Mapping[str, Any] | Sequence[Any] | 
             untraced=untraced,
             notes=notes_on(checkpoint.config) if checkpoint.config is not None else (),
         )
+
+
+def _require_room(model: nn.Module, stored: int) -> None:
+    """Refuse a model whose norms can not be asked within the limit of memory, by the longest rows it describes."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim:
+            what = f"{shortened(name, 80)}, which config.json describes with rows of {parameter.shape[-1]} numbers,"
+            require_memory(ROWS * 8 * parameter.shape[-1], 8 * stored, what)
 
 
 Stored = Callable[[str], tuple[str, Tensor]]  # a parameter or buffer by its name in the model → its stored name, values

@@ -34,6 +34,7 @@ from normscope.models.graph_operations import (
     overwritten_by,
     transposes,
 )
+from normscope.models.transformers_library import as_run
 
 JOINS = {"cat", "concat", "stack"}
 ELEMENTWISE = {"add", "sub", "mul", "div"}
@@ -107,7 +108,7 @@ def as_exported(model: nn.Module) -> Iterator[None]:
         model.eval()
         for config in caching:
             config.use_cache = False
-        with torch.no_grad():  # regions without gradients would be graphs of their own otherwise
+        with as_run(model), torch.no_grad():  # regions without gradients would be graphs of their own otherwise
             yield
     finally:
         for config in caching:

@@ -164,7 +164,9 @@ class Folding(Result, kind="folding", schema_version=3, remarked_by="normscope.r
     unused_tensors: tuple[str, ...] = ()  # tensors of the checkpoint that the model does not use: not written
     program: Program | None = None  # what the written program takes; None where none was written
     module: Annotated[Any, NOT_IN_JSON] = field(default=None)  # the folded model; None in a result that was loaded
-    call: Annotated[Any, NOT_IN_JSON] = field(default=None)  # a rewrite.fold.TracedCall: what it was certified on
+    call: Annotated[Any, NOT_IN_JSON] = field(
+        default=None
+    )  # a rewrite.saved_model.TracedCall: what it was certified on
 
     @property
     def holds(self) -> bool:

@@ -33,9 +33,9 @@ class LayerRange:
     outputs: Annotated[int, Column("outputs", "How many outputs it has.")]
     low: Annotated[
         float | None,
-        Column("lowest output", "No output is below this where the layer reads this norm, whatever the input.", ".4g"),
+        Column("lowest output", "No output is below this, whatever the norm reads.", ".4g"),
     ]
-    high: Annotated[float | None, Column("highest output", "No output is above this, likewise.", ".4g")]
+    high: Annotated[float | None, Column("highest output", "No output is above this, whatever the norm reads.", ".4g")]
     worst_row: Annotated[
         int | None, Column("largest at", "The output whose bound is largest in absolute value.", brief=False)
     ]

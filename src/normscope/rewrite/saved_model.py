@@ -5,46 +5,36 @@
     folding.json                            verdicts, reasons, tensors changed, certificate
 
 Before the folder gets its name it is loaded again: every tensor must be there bit for bit, and the outputs the same. A
-model with RMSNorm modules, which no config.json can describe, is written as an exported program, model.pt2, which torch
-alone runs, without the code of the model or this package. Outputs that are classes of another library, as those of
-transformers, become dictionaries there: torch would need that library for them.
+model with RMSNorm modules, which no config.json can describe, is written as an exported program, model.pt2.
 """
 
 import json
 import math
 import os
 import shutil
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import wraps
 from pathlib import Path
-from traceback import FrameSummary
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
-from torch.utils import _pytree as pytree
 
-from normscope.checks import first_line
 from normscope.errors import CheckpointError, InputError, NotCertifiedError
 from normscope.files import new_folder
 from normscope.models.architecture import stored_names
 from normscope.models.checkpoint import open_checkpoint
 from normscope.models.float64_run import difference, evaluate, floats, outputs_of
-from normscope.models.graph import as_exported
 from normscope.models.load import DTYPES, load_model
 from normscope.models.transformers_library import locked
-from normscope.results.folding import FixedSize, Folding, Program
+from normscope.results.folding import Folding
+from normscope.rewrite.saved_program import as_function, open_program, save_program, stored_in
 from normscope.rewrite.stored_tensors import StoredTensors
 
 TEXTS = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".md")
 WRITTEN = ("config.json", "generation_config.json", "folding.json")
 ROUNDING = 10  # times the rounding error of the folded model, that two runs of it may differ by
-LARGEST = 2**31  # sizes beyond it are no limit
 
 
 @dataclass(frozen=True)
@@ -203,147 +193,3 @@ def _unused(source: Source, folder: Path, model: nn.Module, known: StoredTensors
         saved = set(written.names)
     names = stored_names(model, source.names)
     return tuple(stored for renamed, stored in names.items() if renamed not in known and stored not in saved)
-
-
-def save_program(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], path: Path) -> Program:
-    """Export a call of a model to a .pt2 file, for inputs of any batch and length where the model allows it.
-
-    What is not for any size, and why, is in what is returned. Images have the size of the example: their axes are in
-    many more calculations than a length is, and torch.export would take minutes over them.
-
-    >>> import tempfile
-    >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_program(model, (torch.ones(2, 4),), {}, Path(folder) / "model.pt2").inputs
-    ...     load_program(Path(folder) / "model.pt2")(torch.ones(5, 4)).shape
-    {'input': 'any × 4'}
-    torch.Size([5, 8])
-    """
-    any_size = pytree.tree_map(_any_size, (args, dict(kwargs)))
-    refused = ""
-    try:
-        with as_exported(model), _plain_outputs(model), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch, about what it exports
-            try:
-                program = torch.export.export(model, args, dict(kwargs), dynamic_shapes=_shapes(any_size), strict=False)
-            except Exception as error:  # some models insist on the sizes of the example
-                refused = f"torch.export refuses other sizes: {first_line(error)}"
-                program = torch.export.export(model, args, dict(kwargs), strict=False)
-            torch.export.save(program, path)
-    except Exception as error:
-        raise InputError(f"{type(model).__name__} can't be exported: {first_line(error)}") from error
-    return _sizes(program, pytree.tree_leaves((args, dict(kwargs))), refused)
-
-
-def open_program(path: Path) -> ExportedProgram:
-    """The exported program of a .pt2 file."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.export.load(path)
-
-
-def load_program(path: Path) -> Callable[..., Any]:
-    """The program of a .pt2 file, to be called as the model was in the example."""
-    return as_function(open_program(path))
-
-
-def as_function(program: ExportedProgram) -> Callable[..., Any]:
-    """An exported program, to be called as the model was in the example."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module: Callable[..., Any] = program.module()
-    return module
-
-
-def stored_in(program: ExportedProgram) -> Callable[[str], Tensor]:
-    """The stored tensors of an exported program by their names."""
-    return lambda name: program.state_dict[name] if name in program.state_dict else program.constants[name]
-
-
-def _sizes(program: ExportedProgram, given: list[Any], refused: str) -> Program:
-    """What a program takes, with the reason for every axis of a batch or of tokens that has one size only."""
-    names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT]
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
-    bounds = {str(symbol): (limits.lower, limits.upper) for symbol, limits in program.range_constraints.items()}
-    inputs: dict[str, str] = {}
-    fixed: list[FixedSize] = []
-    for value, name in zip(given, names, strict=True):
-        if not isinstance(value, Tensor):
-            continue
-        exported: Any = values[name]
-        inputs[name] = " × ".join(_size(size, bounds) for size in exported.shape)
-        tokens = value.ndim == 2 and not value.is_floating_point()
-        fixed += [
-            FixedSize(name, axis, int(size), refused or _reason(program, name, axis))
-            for axis, size in enumerate(map(str, exported.shape[: 2 if tokens else 1]))
-            if size.isdigit()  # symbols that can have one size only are written as numbers
-        ]
-    return Program(inputs, tuple(fixed))
-
-
-def _size(size: Any, bounds: Mapping[str, tuple[Any, Any]]) -> str:
-    """The sizes that an axis can have, in words."""
-    if str(size) not in bounds:
-        return str(size)  # a number, or a multiple of another axis
-    lower, upper = bounds[str(size)]
-    words = [f"{lower} or more"] if lower > 2 else []  # torch.export counts from 2 where it could be 1
-    words += [f"up to {upper}"] if upper < LARGEST else []
-    return " and ".join(words) or "any"
-
-
-def _reason(program: ExportedProgram, name: str, axis: int) -> str:
-    """Where the code of a model fixes the size of an axis, as torch.export noted it while it traced the call."""
-    environment = _environment(program)
-    symbol = getattr(environment, "source_to_var", {}).get(f"L[{name!r}].size()[{axis}]")
-    place = getattr(getattr(environment, "replacements_slocs", {}).get(symbol), "framework_loc", None)
-    if not isinstance(place, FrameSummary):
-        return "torch.export fixes it and does not say where"
-    return f"{Path(place.filename).name}, line {place.lineno}, fixes it: {place.line}"
-
-
-def _environment(program: ExportedProgram) -> Any:
-    for node in program.graph.nodes:
-        mode = getattr(node.meta.get("val"), "fake_mode", None)
-        if mode is not None:
-            return mode.shape_env
-    return None
-
-
-@contextmanager
-def _plain_outputs(model: nn.Module) -> Iterator[None]:
-    """A model whose forward returns tensors in dictionaries, lists and tuples, and as it was afterwards."""
-    forward, own = model.forward, "forward" in vars(model)
-
-    @wraps(forward)
-    def plain(*args: Any, **kwargs: Any) -> Any:
-        return _plain(forward(*args, **kwargs))
-
-    model.forward = plain
-    try:
-        yield
-    finally:
-        if own:
-            model.forward = forward
-        else:
-            del model.forward
-
-
-def _plain(outputs: Any) -> Any:
-    if isinstance(outputs, Mapping):
-        return {name: _plain(value) for name, value in outputs.items()}
-    if isinstance(outputs, (list, tuple)):
-        return [_plain(value) for value in outputs]
-    return outputs
-
-
-def _any_size(value: Any) -> Any:
-    """All axes of a tensor, of an image or a video only that of the batch."""
-    if not isinstance(value, Tensor):
-        return None
-    return dict.fromkeys(range(1 if value.ndim > 3 else value.ndim), torch.export.Dim.AUTO)
-
-
-def _shapes(any_size: tuple[Any, Any]) -> Any:
-    """One entry for each argument, as torch.export expects them: by name where there are keywords only."""
-    args, kwargs = any_size
-    return (*args, *kwargs.values()) if args else kwargs
