@@ -18,6 +18,7 @@ from folding_models import ARCHITECTURES, OTHERS, REQUIRED, folding_model
 from normscope.errors import NotCertifiedError
 from normscope.models.find import find
 from normscope.results.folding import AFTER_LOOKUP, FOLDED, KEPT, NOTHING, Folding
+from normscope.results.result import load
 from normscope.rewrite import folded_weights as weights
 from normscope.rewrite.fold import fold
 
@@ -67,6 +68,8 @@ def test_every_architecture_goes_to_disk_and_back_as_the_same_function(architect
     measured = ("certificate", "measurements")  # of the file, read back
     assert {**described, **dict.fromkeys(measured)} == {**folding.to_dict(), **dict.fromkeys(measured)}
     assert described["certificate"]["read_back"]
+    again = load(tmp_path / "folded")
+    assert (again.to_dict(), again.module, again.holds) == (described, None, True)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "gemma2", "whisper"])

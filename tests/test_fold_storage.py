@@ -24,6 +24,7 @@ from normscope.models.float64_run import difference, outputs_of
 from normscope.models.load import load_model
 from normscope.report.tables import tables
 from normscope.results.folding import Folding
+from normscope.results.result import load
 from normscope.rewrite import folded_weights as weights
 from normscope.rewrite import saved_model as storage
 from normscope.rewrite.fold import fold
@@ -152,9 +153,9 @@ def test_a_program_says_which_lengths_it_takes_where_code_works_in_chunks(tmp_pa
     assert dict(folding.program.inputs) == {"ids": takes}
     assert [(part.axis, part.size) for part in folding.program.fixed] == ([(1, 16)] if whole else [])
     program = load_program(tmp_path / "program" / "model.pt2")
-    torch.testing.assert_close(program(torch.ones(3, 16).long()), model(torch.ones(3, 16).long()))
+    torch.testing.assert_close(program(ids=torch.ones(3, 16).long()), model(torch.ones(3, 16).long()))
     with pytest.raises(AssertionError, match="Guard failed"):
-        program(torch.ones(3, 17).long())
+        program(ids=torch.ones(3, 17).long())
 
 
 def test_the_size_of_images_is_that_of_the_example(tmp_path):
@@ -318,6 +319,19 @@ def test_what_exists_is_never_replaced(checkpoint, tmp_path):
     assert isinstance(command(checkpoint, "--out", tmp_path / "there").exception, FileExistsError)
     assert isinstance(command(checkpoint, "--out", tmp_path / "no" / "where").exception, FileNotFoundError)
     assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_a_folding_that_was_loaded_can_not_be_saved_as_a_model_and_none_that_was_altered_is_loaded(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 2))
+    fold(model, inputs=torch.ones(2, 3), rms=True).save(tmp_path / "folded")
+    with pytest.raises(ValueError, match="has no model: fold the model again to save it"):
+        load(tmp_path / "folded").save(tmp_path / "again")
+    file = tmp_path / "folded" / "folding.json"
+    described = json.loads(file.read_text(encoding="utf-8"))
+    for content in (json.dumps({**described, "holds": False}), "{", "[]", "[" * 10**5):
+        file.write_text(content, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"folding.json can't be read as a result: [^\n]*$"):
+            load(tmp_path / "folded")
 
 
 def test_weights_that_are_no_floats_are_refused(tmp_path):

@@ -29,11 +29,12 @@ from normscope.models.float64_run import difference, evaluate, floats, outputs_o
 from normscope.models.load import DTYPES, load_model
 from normscope.models.transformers_library import locked
 from normscope.results.folding import Folding
+from normscope.results.result import FOLDER_FILE
 from normscope.rewrite.saved_program import as_function, open_program, save_program, stored_in
 from normscope.rewrite.stored_tensors import StoredTensors
 
 TEXTS = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".md")
-WRITTEN = ("config.json", "generation_config.json", "folding.json")
+WRITTEN = ("config.json", "generation_config.json", FOLDER_FILE)
 ROUNDING = 10  # times the rounding error of the folded model, that two runs of it may differ by
 
 
@@ -96,7 +97,7 @@ def save_folding(folding: Folding, path: str | os.PathLike[str]) -> Folding:
         folding = _write_program(folding, folder) if folding.rms else _write_weights(folding, folder)
         _require_certified(folding)
         text = json.dumps(folding.to_dict(), indent=2, allow_nan=False)
-        (folder / "folding.json").write_text(f"{text}\n", encoding="utf-8")
+        (folder / FOLDER_FILE).write_text(f"{text}\n", encoding="utf-8")
         _give_usual_rights(folder)
     return folding
 
@@ -154,7 +155,7 @@ def _read_back(folding: Folding, outputs: list[Tensor]) -> Folding:
 
 def _give_usual_rights(folder: Path) -> None:
     """The rights that a file gets when it is written, for all of a folder: temporary ones are only their owner's."""
-    usual = (folder / "folding.json").stat().st_mode & 0o666
+    usual = (folder / FOLDER_FILE).stat().st_mode & 0o666
     for path in (folder, *folder.rglob("*")):
         path.chmod(usual | (usual & 0o444) >> 2 if path.is_dir() else usual)
 
