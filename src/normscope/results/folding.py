@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from normscope.results.describe import NOT_IN_JSON, Column, Table
 from normscope.results.result import Result, named
+from normscope.results.rows import path_text, several
 
 LARGEST_DIFFERENCE = 1e-9  # in float64, relative to the largest value of an output
 MORE_THAN_ROUNDING = 10  # times what rounding does to the original: stored weights may differ by that
@@ -15,14 +16,6 @@ AFTER_LOOKUP: Final = "after look-up"
 KEPT: Final = "kept"
 NOTHING: Final = "nothing to fold"
 SAVED_BY = "normscope.rewrite.saved_model:save_folding"
-
-
-def _name(name: str) -> str:
-    return name or "(the model)"
-
-
-def _names(names: tuple[str, ...]) -> str:
-    return _name(names[0]) + (f" and {len(names) - 1} others" if len(names) > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -40,7 +33,7 @@ class Decision:
 class NormVerdict:
     """What becomes of a norm."""
 
-    norm: Annotated[str, Column("norm", "The path of the module.", _name)]
+    norm: Annotated[str, Column("norm", "The path of the module.", path_text)]
     kind: Annotated[str, Column("kind", "Which member of the family it is.")]
     centring: Annotated[
         Decision,
@@ -72,7 +65,7 @@ class Reason:
     """Why a part of some norms was kept."""
 
     part: Annotated[Literal["mean", "gain and bias"], Column("part", "What was kept.")]
-    norms: Annotated[tuple[str, ...], Column("of", "The norms of which it was kept.", _names)]
+    norms: Annotated[tuple[str, ...], Column("of", "The norms of which it was kept.", several)]
     reason: Annotated[str, Column("because", "What stands against folding it.")]
 
 
@@ -82,7 +75,7 @@ class Measurement:
 
     what: Annotated[str, Column("what", "What is compared with the original, or runs against float64.")]
     difference: Annotated[
-        float | None, Column("difference", "The largest, relative to the largest value of an output.", ".1e")
+        float | None, Column("relative difference", "The largest, relative to the largest value of an output.", ".1e")
     ]
 
 

@@ -5,17 +5,14 @@ from typing import Annotated, Any
 
 from normscope.results.describe import NOT_IN_JSON, Column, Table
 from normscope.results.result import Result
-
-
-def _name(name: str) -> str:
-    return name or "(the model)"
+from normscope.results.rows import path_text
 
 
 @dataclass(frozen=True)
 class SwappedNorm:
     """A norm that was replaced."""
 
-    norm: Annotated[str, Column("norm", "The path of the module.", _name)]
+    norm: Annotated[str, Column("norm", "The path of the module.", path_text)]
     before: Annotated[str, Column("was", "Its kind before.")]
     after: Annotated[str, Column("is now", "Its kind now.")]
     channels: Annotated[int, Column("channels", "How many it normalizes.")]
@@ -32,7 +29,7 @@ class SwappedNorm:
 class KeptNorm:
     """A norm that was not replaced."""
 
-    norm: Annotated[str, Column("norm", "The path of the module.", _name)]
+    norm: Annotated[str, Column("norm", "The path of the module.", path_text)]
     kind: Annotated[str, Column("kind", "Which member of the family it is.")]
     reason: Annotated[str, Column("because it", "Why it was kept.")]
 

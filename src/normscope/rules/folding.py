@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from normscope.results.folding import Folding
+from normscope.results.rows import several
 
 
 def remarks(result: Folding) -> Iterator[str]:
@@ -21,7 +22,7 @@ def remarks(result: Folding) -> Iterator[str]:
     for tie in result.untied:
         yield f"{tie.head} is a copy of {tie.table} now (+{tie.bytes:,} bytes)."
     if result.not_run:
-        yield f"The traced call does not use {_several(result.not_run)}: what these would read or write is not covered."
+        yield f"The traced call does not use {several(result.not_run)}: what these would read or write is not covered."
     if result.rms:
         yield f"{len(result.replaced)} norms are RMSNorm modules now."
     if result.program is not None:
@@ -32,8 +33,4 @@ def remarks(result: Folding) -> Iterator[str]:
             yield f"It takes {part.input} with {part.size} {what} only: {part.reason}."
     yield from (f"What {name} looks up is centred." for name in result.centred_look_ups)
     if result.unused_tensors:
-        yield f"{_several(result.unused_tensors)} skipped: unused by the model."
-
-
-def _several(names: tuple[str, ...]) -> str:
-    return names[0] + (f" and {len(names) - 1} others" if len(names) > 1 else "")
+        yield f"{several(result.unused_tensors)} skipped: unused by the model."
