@@ -1,4 +1,4 @@
-"""The state of a cell that is not finished, on disk: written whole, so that a run killed at any moment can go on."""
+"""The state of a cell that is not finished, written atomically: a run that is killed at any moment can be resumed."""
 
 import io
 from pathlib import Path
@@ -8,13 +8,13 @@ from normscope.errors import InputError
 from normscope.files import write_whole
 
 
-class Keep:
-    """Where one cell saves its state, and tells how far it is.
+class CellState:
+    """Where one cell saves its state and its progress.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     Keep(Path(folder), "seed-0").save({"epoch": 3}, done=0.5)
-    ...     Keep(Path(folder), "seed-0").load(), Keep(Path(folder), "seed-0").fraction
+    ...     CellState(Path(folder), "seed-0").save({"epoch": 3}, done=0.5)
+    ...     CellState(Path(folder), "seed-0").load(), CellState(Path(folder), "seed-0").fraction
     ({'epoch': 3}, 0.5)
     """
 
@@ -32,10 +32,10 @@ class Keep:
             state = torch.load(self._state, map_location="cpu", weights_only=True)
         except Exception as error:  # a damaged pickle can fail anywhere
             raise InputError(
-                f"{self._state} is damaged ({type(error).__name__}): remove it to begin the cell anew"
+                f"{self._state} is damaged ({type(error).__name__}): remove it to start the cell again"
             ) from None
         if not isinstance(state, dict):
-            raise InputError(f"{self._state} is damaged (it holds no state): remove it to begin the cell anew")
+            raise InputError(f"{self._state} is damaged (no dictionary): remove it to start the cell again")
         return state
 
     def save(self, state: dict[str, Any], done: float) -> None:
@@ -48,17 +48,17 @@ class Keep:
         self.tell(done)
 
     def tell(self, done: float) -> None:
-        """Say how far the cell is, from 0 to 1."""
+        """Record the share of the cell that is done, from 0 to 1."""
         write_whole(f"{done:.6f}".encode(), self._done)
 
     @property
     def fraction(self) -> float:
         try:
             return min(1.0, max(0.0, float(self._done.read_text(encoding="utf-8"))))
-        except (FileNotFoundError, ValueError):  # not begun, or finished, or damaged: it is only for the bar
+        except (FileNotFoundError, ValueError):  # not started, or finished, or damaged: only the progress bar needs it
             return 0.0
 
-    def forget(self) -> None:
+    def remove(self) -> None:
         """Remove the state of a finished cell."""
         self._state.unlink(missing_ok=True)
         self._done.unlink(missing_ok=True)

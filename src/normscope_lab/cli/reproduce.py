@@ -4,93 +4,77 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from json import dumps, loads
+from json import loads
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
 
 import typer
 
-from normscope.cli.options import JsonFlag, show
+from normscope.cli.options import command
 from normscope.errors import InputError
 
-SPEED_SECONDS = 3600.0  # the time left is judged from the last hour: an epoch may take minutes
-PARTS = 1_000_000  # that the bar counts
+SPEED_SECONDS = 3600.0  # the time left is estimated from the last hour: an epoch may take minutes
+PARTS = 1_000_000  # of the bar
 LINE_SECONDS = 60.0  # between lines in a file
 Told = Callable[[float, int, int], None]
 
 
+@command(saves=False)
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="The experiment; --list shows all.", show_default=False)] = None,
-    preset: Annotated[str, typer.Option(help="quick, or paper: what was published, as far as known.")] = "quick",
-    seeds: Annotated[int | None, typer.Option(help="How many seeds; each preset has its own number.", min=1)] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of the experiment; --list shows all.", show_default=False)
+    ] = None,
+    preset: Annotated[
+        str, typer.Option(help="quick: minutes to an hour; paper: the published scale, as far as it is known.")
+    ] = "quick",
+    seeds: Annotated[
+        int | None, typer.Option(help="Number of seeds.", show_default="that of the preset", min=1)
+    ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The folder of the run, continued if it has begun; by default reproductions/NAME-PRESET."),
+        typer.Option(
+            "-o",
+            "--out",
+            help="Folder of the run; resumed if it exists.",
+            show_default="reproductions/NAME-PRESET",
+        ),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="A folder or file with the data that the experiment needs.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder or file with the data that the experiment needs.")] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Another value of a setting; may be given several times."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Another value of a setting; may be repeated."),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes; by default one a core.", min=1)] = None,
-    json: JsonFlag = False,
+    workers: Annotated[int | None, typer.Option(help="Parallel processes.", show_default="one per core", min=1)] = None,
     list_all: Annotated[bool, typer.Option("--list", metavar="", help="Show all experiments and stop.")] = False,
-) -> None:
-    """One experiment of the papers, beside the published figures; a run that was interrupted goes on."""
+) -> Any:
+    """Run an experiment of a paper, beside the published figures; an interrupted run is resumed."""
     if list_all:
-        _show_all(json)
-        return
+        from normscope_lab.engine.experiment import experiments_list
+
+        return experiments_list()
     if name is None:
-        raise InputError("an experiment must be named: normscope reproduce --list shows all")
+        raise InputError("NAME must be an experiment: normscope reproduce --list shows all")
     from normscope_lab.engine.runs import reproduce as study
 
-    folder = out or Path("reproductions") / f"{name}-{preset}"
-    command = shlex.join(["normscope", *sys.argv[1:]])
     with _bar(name) as progress:
-        result = study(
+        return study(
             name,
-            folder,
+            out or Path("reproductions") / f"{name}-{preset}",
             preset=preset,
             seeds=seeds,
             data=data,
-            changes=dict(_change(each) for each in changes or []),
+            changes=dict(change(each) for each in changes or []),
             workers=workers,
-            command=command,
+            command=shlex.join(["normscope", *sys.argv[1:]]),
             progress=progress,
         )
-    show(result, json)
 
 
-def _show_all(json: bool) -> None:
-    """Every experiment in a line, or as JSON with what it needs and the settings of its presets."""
-    from normscope_lab.experiments.catalogue import experiment_named, names
-
-    experiments = [experiment_named(each) for each in names()]
-    if not json:
-        for each in experiments:
-            print(f"{each.name:16} {each.what} ({each.source})")
-        return
-    listed = [
-        {
-            "name": each.name,
-            "what": each.what,
-            "source": each.source,
-            "data": each.data,
-            "presets": {
-                preset: {"seeds": seeds, "settings": each.settings(preset, None)}
-                for preset, seeds in each.seeds.items()
-            },
-        }
-        for each in experiments
-    ]
-    print(dumps({"schema_version": 1, "experiments": listed}, indent=2))
-
-
-def _change(text: str) -> tuple[str, Any]:
+def change(text: str) -> tuple[str, Any]:
     """A name and its value as JSON has it.
 
-    >>> _change("learning_rate=1e-3"), _change("channels=[3, 4]")
+    >>> change("learning_rate=1e-3"), change("channels=[3, 4]")
     (('learning_rate', 0.001), ('channels', [3, 4]))
     """
     name, _, value = text.partition("=")
@@ -104,7 +88,7 @@ def _change(text: str) -> tuple[str, Any]:
 
 @contextmanager
 def _bar(name: str) -> Iterator[Told]:
-    """A bar on standard error with the time that is left; where that is no terminal, a line now and then."""
+    """A bar on standard error with the time left; where that is no terminal, a line now and then."""
     if not sys.stderr.isatty():
         yield _lines(name, LINE_SECONDS)
         return
@@ -119,7 +103,7 @@ def _bar(name: str) -> Iterator[Told]:
 
         def told(done: float, finished: int, cells: int) -> None:
             nonlocal begun
-            if not begun:  # what an earlier run has done does not count for the speed of this one
+            if not begun:  # what an earlier process did does not count for the speed of this one
                 bar.reset(task, completed=round(PARTS * done))
                 begun = True
             bar.update(task, completed=PARTS * done, description=f"{name}: {finished} of {cells} cells")
@@ -130,7 +114,7 @@ def _bar(name: str) -> Iterator[Told]:
 def _lines(name: str, every: float) -> Told:
     """Lines on standard error, at least `every` seconds apart, for a run whose output goes to a file."""
     start = last = monotonic()
-    before: float | None = None  # what an earlier run had done
+    before: float | None = None  # the share that an earlier process had done
 
     def told(done: float, finished: int, cells: int) -> None:
         nonlocal last, before

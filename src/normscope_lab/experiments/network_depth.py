@@ -6,7 +6,6 @@ networks of depth L shatter L + 2 points. Folds take far fewer layers, and shatt
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -14,27 +13,26 @@ import numpy as np
 from normscope.capacity.memorize import memorize
 from normscope.capacity.shatter import shatter
 from normscope.errors import InputError
-from normscope_lab.engine.experiment import Cell, Experiment, Finding, Row, Settings
-from normscope_lab.engine.keep import Keep
-from normscope_lab.training.trained import column, curves
+from normscope_lab.engine.cell_state import CellState
+from normscope_lab.engine.experiment import Cell, Experiment, Settings
+from normscope_lab.engine.tidy_rows import Row, column, curves
+from normscope_lab.results.reproduction import Finding
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Memorised(Experiment):
-    name = "capacity"
+class NetworkDepth(Experiment):
     what = "depth of merge and fold networks against the number of samples; points shattered against L + 2"
     source = "Ni et al. 2024, sections 3 and 4"
     seeds: ClassVar = {"quick": 3, "paper": 5}
 
-    def settings(self, preset: str, data: Path | None) -> Settings:
-        quick = preset == "quick"
-        return {
-            "merge": [10, 30, 100, 300] if quick else [10, 30, 100, 300, 1000],
-            "fold": [10, 30, 100, 300] if quick else [10, 30, 100, 300, 1000, 3000],
-            "depths": [1, 2, 3],
-        }
+    paper: ClassVar = {
+        "merge": [10, 30, 100, 300, 1000],
+        "fold": [10, 30, 100, 300, 1000, 3000],
+        "depths": [1, 2, 3],
+    }
+    quick: ClassVar = {"merge": [10, 30, 100, 300], "fold": [10, 30, 100, 300]}
 
     def cells(self, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
         fewest = min(settings["merge"] + settings["fold"])
@@ -49,7 +47,7 @@ class Memorised(Experiment):
         ]
         return memorised + shattered
 
-    def run(self, cell: Cell, keep: Keep) -> list[Row]:
+    def run(self, cell: Cell, state: CellState) -> list[Row]:
         if "depth" in cell.settings:
             found = shatter(cell.settings["depth"])
             row: Row = {
@@ -145,4 +143,4 @@ class Memorised(Experiment):
             ax.grid(alpha=0.3)
             ax.legend(fontsize=8)
         figure.suptitle("Networks of LayerNorms of width 3")
-        return {"capacity": figure}
+        return {"network-depth": figure}

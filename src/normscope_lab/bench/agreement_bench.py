@@ -1,89 +1,43 @@
-"""Do our verdicts agree with linear programs? Key by key, over many kinds of sets, sizes and dimensions.
+"""Whether our verdicts agree with linear programs, key by key, over many kinds of sets, sizes and dimensions.
 
-Sets are numbered, and the number alone says what is in a set, so that a disagreement can be looked at again. Keys that
-we call degenerate are counted and not compared: there a program's rounding decides.
+Sets are numbered, and the number determines the keys of a set, so that a disagreement can be examined again. Near ties
+are counted and not compared: there a program's rounding decides.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.progress import Progress, silent
 from normscope.separation.selectable import selectable
 from normscope_lab.bench.key_sets import KINDS, Keys
 from normscope_lab.bench.linear_programs import PREFERS, preference
 from normscope_lab.bench.requirements import require_solvers
+from normscope_lab.results.keys_agreement import Disagreement, KeysAgreement, KindAgreement
 
-SCHEMA_VERSION = 1
 CHANNELS = (2, 3, 4, 5, 6, 8, 12, 24)
 FEWEST, MOST = 4, 120  # keys of a set
-BATCHES = ((), (3,))  # a set alone, and three that are answered in one call
+BATCHES = ((), (3,))  # a set alone, and three that are solved in one call
 
 
-@dataclass(frozen=True)
-class Disagreement:
-    """A key of a numbered set on which we and a program differ."""
-
-    number: int
-    place: tuple[int, ...]  # of the key: (key,), or (set of the batch, key)
-    selectable: bool
-    preference: float
-
-
-@dataclass(frozen=True)
-class KindAgreement:
-    """All keys of one kind: each is compared, or degenerate, or without an answer of the program."""
-
-    kind: str
-    bias: bool
-    sets: int
-    keys: int
-    selectable: int
-    degenerate: int
-    unanswered: int
-    disagreements: int
-
-
-@dataclass(frozen=True)
-class KeysAgreement:
-    """The whole comparison; `to_dict` is what `normscope bench keys-agreement --json` prints."""
-
-    asked: int  # keys that were to be compared at least
-    keys: int
-    compared: int
-    certificates_hold: bool
-    kinds: tuple[KindAgreement, ...]
-    disagreements: tuple[Disagreement, ...]
-
-    @property
-    def holds(self) -> bool:
-        """Whether enough keys were compared, none was judged differently, and every certificate passed its check."""
-        return self.compared >= self.asked and not self.disagreements and self.certificates_hold
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"schema_version": SCHEMA_VERSION, **asdict(self), "holds": self.holds}
-
-
-def run(keys: int) -> KeysAgreement:
-    """Compare at least so many keys, with a progress bar on a terminal's standard error.
+def run(keys: int, progress: Progress = silent) -> KeysAgreement:
+    """Compare at least this many keys.
 
     >>> run(200).holds
     True
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     require_solvers("scipy")
-    judged: list[_Judged] = []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("bench keys-agreement", total=keys)
-        drawn = compared = 0
-        while compared < keys and drawn < 2 * keys:  # not forever, should all be degenerate
-            judged.append(_judge(len(judged)))
-            drawn, compared = drawn + judged[-1].mask.size, compared + int(judged[-1].compared.sum())
-            progress.update(task, completed=compared)
-    return _summed_up(keys, judged)
+    return _summed_up(keys, list(progress(_judged_sets(keys), "bench keys-agreement")))
+
+
+def _judged_sets(keys: int) -> "Iterator[_Judged]":
+    drawn = compared = number = 0
+    while compared < keys and drawn < 2 * keys:  # not forever, should all be near ties
+        judged = _judge(number)
+        yield judged
+        number, drawn, compared = number + 1, drawn + judged.mask.size, compared + int(judged.compared.sum())
 
 
 def key_set(number: int) -> tuple[str, Keys, NDArray[np.float32] | None]:
@@ -111,7 +65,7 @@ class _Judged:
     bias: bool
     mask: NDArray[np.bool_]
     degenerate: NDArray[np.bool_]
-    preferences: NDArray[np.float64]  # NaN where no program was asked or it gave none
+    preferences: NDArray[np.float64]  # NaN where no program was run or it found none
     certificates_hold: bool
 
     @property

@@ -5,7 +5,6 @@ inputs land near its surface. Here: every norm of the bundled model, at every to
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,9 +16,10 @@ from normscope.models.capture import capture
 from normscope.models.find import find
 from normscope.models.load import load_model, text_batches
 from normscope.norm import Norm
-from normscope_lab.engine.experiment import Cell, Experiment, Finding, Row, Settings
-from normscope_lab.engine.keep import Keep
-from normscope_lab.training.trained import few_ticks
+from normscope_lab.engine.cell_state import CellState
+from normscope_lab.engine.experiment import Cell, Experiment, Settings
+from normscope_lab.engine.tidy_rows import Row, few_ticks
+from normscope_lab.results.reproduction import Finding
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,21 +30,19 @@ SHOWN = Norm(gain=[0.6, 1.0, 1.6], bias=[0.3, 0.0, 0.2], eps=1e-2)  # the norm t
 STEPS = ("inputs", "projected", "scaled", "gain and bias")
 
 
-class InEllipsoid(Experiment):
-    name = "ellipsoid"
+class NormOutputs(Experiment):
     what = "outputs of trained norms in their ellipsoids, near the surface; axes; the map step by step"
     source = "Riechers 2024"
     seeds: ClassVar = {"quick": 1, "paper": 1}
 
-    def settings(self, preset: str, data: Path | None) -> Settings:
-        return {}
+    paper: ClassVar = {}
 
     def cells(self, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
         if len(seeds) != 1:
             raise InputError(f"nothing here is drawn at random: --seeds must be 1, got {len(seeds)}")
         return [Cell("bundled", 0, settings)]
 
-    def run(self, cell: Cell, keep: Keep) -> list[Row]:
+    def run(self, cell: Cell, state: CellState) -> list[Row]:
         import torch
 
         path = demo_model()
@@ -100,7 +98,7 @@ class InEllipsoid(Experiment):
         ax.set(title="Outputs of trained norms: how far out in their ellipsoids", ylabel="radius, 1 is the surface")
         ax.set_xlabel("boxes: quartiles; whiskers: least and largest")
         ax.set_xticks(range(1, len(names) + 1), names, rotation=30, ha="right", fontsize=7)
-        return {"ellipsoid": radii, "ellipsoid-steps": _steps_picture()}
+        return {"norm-outputs": radii, "norm-outputs-steps": _steps_picture()}
 
 
 def _number(row: Row, name: str) -> float:
