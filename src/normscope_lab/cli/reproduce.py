@@ -4,7 +4,6 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from json import loads
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
@@ -55,6 +54,7 @@ def reproduce(
         return experiments_list()
     if name is None:
         raise InputError("NAME must be an experiment: normscope reproduce --list shows all")
+    from normscope_lab.engine.runs import parsed_change
     from normscope_lab.engine.runs import reproduce as study
 
     with _bar(name) as progress:
@@ -64,26 +64,11 @@ def reproduce(
             preset=preset,
             seeds=seeds,
             data=data,
-            changes=dict(change(each) for each in changes or []),
+            changes=dict(parsed_change(each) for each in changes or []),
             workers=workers,
             command=shlex.join(["normscope", *sys.argv[1:]]),
             progress=progress,
         )
-
-
-def change(text: str) -> tuple[str, Any]:
-    """A name and its value as JSON has it.
-
-    >>> change("learning_rate=1e-3"), change("channels=[3, 4]")
-    (('learning_rate', 0.001), ('channels', [3, 4]))
-    """
-    name, _, value = text.partition("=")
-    try:
-        return name, loads(value)
-    except (ValueError, RecursionError):  # ValueError: not JSON, or a number of too many digits
-        from normscope.checks import quoted
-
-        raise InputError(f"--set must be NAME=VALUE, a value like 3, 0.5, true or [3, 4], got {quoted(text)}") from None
 
 
 @contextmanager

@@ -140,6 +140,19 @@ def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     return {**settings, **changes}
 
 
+def parsed_change(text: str) -> tuple[str, Any]:
+    """A name and its value as JSON has it, from what --set was given.
+
+    >>> parsed_change("learning_rate=1e-3"), parsed_change("channels=[3, 4]")
+    (('learning_rate', 0.001), ('channels', [3, 4]))
+    """
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):  # ValueError: not JSON, or a number of too many digits
+        raise InputError(f"--set must be NAME=VALUE, a value like 3, 0.5, true or [3, 4], got {quoted(text)}") from None
+
+
 def _is_like(value: Any, other: Any) -> bool:
     """Whether a setting can have this value instead: a boolean, a finite float from 0, a whole number above 0, a list.
 
