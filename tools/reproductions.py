@@ -2,8 +2,8 @@
 
     python tools/reproductions.py RUN... docs        # RUN: a folder that `normscope reproduce` wrote
 
-The files of each run (config.json, findings.json, results.csv, pictures) are copied to docs/results/reproductions, and the
-page is written from all that is there. Without a RUN, only the page is written again.
+The files of each run (config.json, findings.json, results.csv, pictures) are copied to docs/results/reproductions, and
+the page is written from all runs there. Without a RUN, only the page is written again.
 """
 
 import json

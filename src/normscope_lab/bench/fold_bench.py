@@ -7,7 +7,7 @@
 
 Embeddings are tied, so with RMSNorms the rows of the table are centred after the look-up, which is part of their time.
 A pass computes the logits of the last token only, as when a prompt is read. Weights are random: speed does not depend
-on them. Variants run in turn, in an order drawn anew for each round, and malloc is told to keep its memory: the
+on them. Variants run in turn, in a new random order in each round, and malloc is told to keep its memory: the
 first use of fresh memory from the system takes longer than a norm does.
 """
 

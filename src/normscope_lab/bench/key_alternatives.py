@@ -2,7 +2,7 @@
 
     seconds  =  once per set  +  reflections on every key  +  programs needed · mean time of the programs timed
 
-Reflections and what is done once per set are measured whole. Verdicts are compared with ours on every key tried.
+Reflections and what is done once per set are measured in full. Verdicts are compared with ours on every key tried.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """The fused norms against torch's: LayerNorm, RMSNorm, and LN-G in few and many groups, forward and backward.
 
-All ways run in turn on the same tensors, on one thread, by CPU time, in an order drawn anew for each round. `copy_`
+All ways run in turn on the same tensors, on one thread, by CPU time, in a new random order in each round. `copy_`
 shows what reading and writing the tensor takes alone. malloc is told to keep the memory it was given: otherwise each
 result would be fresh memory from the system, whose first use takes longer than these functions do.
 """

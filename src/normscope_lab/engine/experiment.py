@@ -88,7 +88,7 @@ class Experiment(ABC):
         return {}
 
     def differences(self, settings: Settings, rows: Sequence[Row], *others: str) -> str:
-        """All that is not as in the paper: settings, the number of seeds, and what is said in words."""
+        """All that is not as in the paper: settings, the number of seeds, and other differences in words."""
         count, published = len({row["seed"] for row in rows}), self.seeds[PAPER]
         seeds = [] if count == published else [f"{count} seeds (the paper: {published})"]
         lost = sorted({f"{row['variant']}, seed {row['seed']}" for row in rows if row.get("loss", 0) is None})

@@ -40,7 +40,7 @@ class Disagreement:
 class KeysAgreement(Result, kind="keys_agreement", remarked_by="normscope_lab.results.keys_agreement:remarks"):
     """Verdicts of normscope and of linear programs, key by key."""
 
-    asked: int  # keys to be compared at least
+    asked: int  # the least number of keys to compare
     keys: int
     compared: int
     certificates_hold: bool

@@ -15,7 +15,7 @@ class MemorizeRun:
 
     samples: Annotated[int, Column("samples", "Samples with random labels.")]
     classes: Annotated[int, Column("classes", "Different labels.")]
-    method: Annotated[str, Column("method", "How the network was asked for.")]
+    method: Annotated[str, Column("method", "How the network is built: by search, or by the published merging.")]
     dtype: Annotated[str, Column("data type", "Floating-point type of the network.")]
     seed: Annotated[int, Column("seed", "Random seed of samples and labels.")]
     found_by: Annotated[str, Column("found by", "merge where the search failed.", brief=False)]
@@ -33,7 +33,7 @@ class MemorizeTask:
 
     samples: Annotated[int, Column("samples", "Samples with random labels.")]
     classes: Annotated[int, Column("classes", "Different labels.")]
-    method: Annotated[str, Column("method", "How the network was asked for.")]
+    method: Annotated[str, Column("method", "How the network is built: by search, or by the published merging.")]
     dtype: Annotated[str, Column("data type", "Floating-point type of the network.")]
     paper_bound: Annotated[int, Column("published depth", "Samples − classes, the depth that the paper proves.")]
     seeds: Annotated[int, Column("seeds", "Runs, each with other samples and labels.", brief=False)]
