@@ -23,7 +23,7 @@ from normscope.cli import app
 from normscope.results.result import load_bytes, type_named
 from normscope_lab.engine import statistics
 from normscope_lab.engine.cell_state import CellState
-from normscope_lab.engine.experiment import experiment_named, names
+from normscope_lab.engine.experiment import as_result, experiment_named, names
 from normscope_lab.engine.runs import reproduce
 from normscope_lab.engine.statistics import mean_interval, paired_difference
 from normscope_lab.experiments import translation
@@ -119,7 +119,7 @@ def test_an_experiment_stopped_after_an_epoch_ends_as_one_that_was_not(name, tmp
 @pytest.mark.parametrize("name", ONE_STEP)
 def test_the_published_set_up_starts(name, tmp_path, data, scored):
     result = small(name, tmp_path / "run", data, preset="paper", seeds=1, changes=ONE_STEP[name])
-    published = experiment_named(name).settings("paper", data)
+    published = as_result(experiment_named(name).settings("paper", data))
     kept = set(published) - set(ONE_STEP[name]) - {"data"}
     assert all(result.settings[setting] == published[setting] for setting in kept)
     assert result.findings
