@@ -195,7 +195,7 @@ def test_what_an_experiment_does_not_know_is_refused(tmp_path, data):
         ("majority-3d", {"width": 4}, "width must be 3, as it is drawn in space, got 4"),
         ("hessian", {"channels": [30]}, "channels must be multiples of 4, 12 or more, got 30"),
         ("random-keys", {"keys": []}, r"keys must be above 0 and like \[3, 6.*, got \[\]"),
-        ("network-depth", {"fold": [1]}, "merge and fold must be 3 samples or more, got 1"),
+        ("network-depth", {"search": [1]}, "merge and search must be 3 samples or more, got 1"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_before_anything_is_written(name, changes, message, tmp_path, data):

@@ -13,7 +13,7 @@ from normscope_lab.experiments.norm_outputs import _rows
 SMALL = {
     "hessian": {"channels": [12, 24], "inputs": 20},
     "lssr": {"samples": 40, "width": 4, "epochs": 2, "steps": 20},
-    "network-depth": {"merge": [12], "fold": [12, 40], "depths": [1, 2]},
+    "network-depth": {"merge": [12], "search": [12, 40], "depths": [1, 2]},
 }
 
 
@@ -63,10 +63,10 @@ def test_a_linear_network_below_the_limit_is_seen():
 def test_a_labelling_that_is_not_certified_is_seen():
     rows = [
         {"seed": 0, "kind": kind, "samples": 100, "depth": depth, "certified": 100}
-        for kind, depth in (("merge", 98), ("fold", 10))
+        for kind, depth in (("merge", 98), ("search", 10))
     ]
     shattered = {"seed": 0, "kind": "shatter", "depth": 2, "points": 5, "labellings": 32, "certified": 32}
-    settings = {"merge": [100], "fold": [100], "depths": [2]}
+    settings = {"merge": [100], "search": [100], "depths": [2]}
     assert judged("network-depth", [*rows, shattered], **settings) == ["holds"] * 3
     assert judged("network-depth", [*rows, {**shattered, "certified": 31}], **settings)[2] == "does not hold"
     rows[0]["depth"] = 99

@@ -1,7 +1,7 @@
 """How deep networks of LayerNorms are that memorise m samples, and how many points a given depth shatters.
 
 Ni et al. 2024: m samples with any labels take O(m) LayerNorms of width 3 (two classes: m − 2, by projection merge), and
-networks of depth L shatter L + 2 points. Folds take far fewer layers, and shatter 2^L + 1 points for small L.
+networks of depth L shatter L + 2 points. Creases take far fewer layers, and shatter 2^L + 1 points for small L.
 """
 
 import math
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 
 class NetworkDepth(Experiment):
-    what = "depth of merge and fold networks against the number of samples; points shattered against L + 2"
+    what = "depth of networks by merging and by search against the number of samples; points shattered against L + 2"
     source = "Ni et al. 2024, sections 3 and 4"
     seeds: ClassVar = {"quick": 3, "paper": 5}
 
     paper: ClassVar = {
         "merge": [10, 30, 100, 300, 1000],
-        "fold": [10, 30, 100, 300, 1000, 3000],
+        "search": [10, 30, 100, 300, 1000, 3000],
         "depths": [1, 2, 3],
     }
-    quick: ClassVar = {"merge": [10, 30, 100, 300], "fold": [10, 30, 100, 300]}
+    quick: ClassVar = {"merge": [10, 30, 100, 300], "search": [10, 30, 100, 300]}
 
     def cells(self, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
-        fewest = min(settings["merge"] + settings["fold"])
+        fewest = min(settings["merge"] + settings["search"])
         if fewest < 3:
-            raise InputError(f"merge and fold must be 3 samples or more, got {fewest}")
+            raise InputError(f"merge and search must be 3 samples or more, got {fewest}")
         shattered = [Cell(f"shatter-{depth}", 0, {"depth": depth}) for depth in settings["depths"]]
         memorised = [
             Cell(f"{method}-{count}-seed-{seed}", seed, {"method": method, "samples": count})
-            for method in ("merge", "fold")
+            for method in ("merge", "search")
             for count in settings[method]
             for seed in seeds
         ]
@@ -62,7 +62,7 @@ class NetworkDepth(Experiment):
         count, method = cell.settings["samples"], cell.settings["method"]
         rng = np.random.default_rng([cell.seed, count])
         samples, labels = rng.random((count, 1)), np.append([0, 1], rng.integers(0, 2, count - 2))
-        net = memorize(samples, labels, method=method, seed=cell.seed)
+        net = memorize(samples, labels, method="fold" if method == "search" else method, seed=cell.seed)
         return [
             {
                 "seed": cell.seed,
@@ -76,12 +76,12 @@ class NetworkDepth(Experiment):
         ]
 
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:
-        memorised = [row for row in rows if row["kind"] in ("merge", "fold")]
+        memorised = [row for row in rows if row["kind"] in ("merge", "search")]
         certified = all(row["certified"] == row["samples"] for row in memorised)
         merged = [row for row in memorised if row["kind"] == "merge"]
         within = all(int(row["depth"] or 0) <= int(row["samples"] or 0) - 2 for row in merged)
-        largest = max(settings["fold"])
-        depths = column(rows, "depth", kind="fold", samples=largest)
+        largest = max(settings["search"])
+        depths = column(rows, "depth", kind="search", samples=largest)
         shattered = {int(row["depth"] or 0): row for row in rows if row["kind"] == "shatter"}
         complete = all(row["certified"] == row["labellings"] for row in shattered.values())
         points = {depth: int(row["points"] or 0) for depth, row in shattered.items()}
@@ -98,7 +98,7 @@ class NetworkDepth(Experiment):
                 random,
             ),
             Finding(
-                "folds do it in far fewer",
+                "creases do it in far fewer",
                 "not in the paper",
                 f"m = {largest}: {', '.join(f'{depth:g}' for depth in depths)}",
                 certified and max(depths) < (largest - 2) / 4,
@@ -119,10 +119,10 @@ class NetworkDepth(Experiment):
 
         figure = Figure(figsize=(11, 4.2), dpi=150, layout="constrained")
         depth, points = figure.subplots(1, 2)
-        for method in ("merge", "fold"):
+        for method in ("merge", "search"):
             places, means, _ = curves(rows, "samples", "depth", kind=method)
             depth.plot(places, means, "o-", label=f"{method}, mean over seeds")
-        counts = np.array(sorted({*settings["merge"], *settings["fold"]}), float)
+        counts = np.array(sorted({*settings["merge"], *settings["search"]}), float)
         depth.plot(counts, counts - 2, color="gray", linestyle="--", label="m − 2")
         least = [math.log2(max(2.0, count / 2 - 1)) for count in counts]
         depth.plot(
