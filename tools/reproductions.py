@@ -86,11 +86,12 @@ def section(folder: Path, found: dict, config: dict) -> str:
     """One run: what was run, its table, its pictures."""
     lines = ["", f"## {folder.name}", "", f"{found['what']}. {found['source']}.", ""]
     seeds = len(found["seeds"])
+    there = f" (there: `{config['command_then']}`)" if "command_then" in config else ""  # renamed since
     later = [f", judged again at {commit[:12]}" for commit in config.get("continued_at", [])[-1:]]
     lines += [
         f"    {config['command']}",
         "",
-        f"Commit {(config['commit'] or 'unknown')[:12]}{''.join(later)}, torch {config['versions']['torch']}; "
+        f"Commit {(config['commit'] or 'unknown')[:12]}{there}{''.join(later)}, torch {config['versions']['torch']}; "
         f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {minutes(found['seconds'])} of CPU time.",
         "",
         "| claim | the paper | ours | verdict |",
