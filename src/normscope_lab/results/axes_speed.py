@@ -16,7 +16,7 @@ class Comparison:
     quantity: Annotated[str, Column("computed", "All semi-axis lengths, or all lengths and axes.")]
     dense: Annotated[str, Column("dense solver", "The function that computes the same from the full matrix.")]
     rounds: Annotated[int, Column("rounds", "How often the dense solver ran.", brief=False)]
-    dense_seconds: Annotated[float, Column("its time", "CPU time of the dense solver, median.", duration)]
+    dense_seconds: Annotated[float, Column("dense time", "CPU time of the dense solver, median.", duration)]
     normscope_seconds: Annotated[float, Column("normscope", "CPU time of normscope, median.", duration)]
     ratio: Annotated[float, Column("ratio", "Time of the dense solver over that of normscope.", times)]
 

@@ -24,7 +24,7 @@ class Alternative:
     disagreements: int  # keys, of those timed and no near ties, on which it differs from normscope
 
     def __str__(self) -> str:
-        return f"{duration(self.seconds)}, {times(self.ratio)}, {self.programs_timed}/{self.programs} timed"
+        return f"{duration(self.seconds)}, {times(self.ratio)}, {self.programs_timed}/{self.programs}"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class KeysTiming:
     """CPU seconds for one set of keys, or for many."""
 
     kind: Annotated[str, Column("kind", "How the keys were drawn; heads: as many as in a model; grid: many sizes.")]
-    sets: Annotated[int, Column("sets", "Sets of keys.", ",")]
+    sets: Annotated[int, Column("sets", "Sets of keys.", ",", brief=False)]
     keys: Annotated[int, Column("keys", "Keys of all sets.", ",")]
     channels: Annotated[int | None, Column("channels", "Channels of a key; – where sets differ.")]
     selectable: Annotated[int, Column("selectable", "Keys that some query prefers.", ",", brief=False)]
@@ -67,7 +67,10 @@ class KeysSpeed(
     machine: Machine
     scipy: str
     gurobipy: str
-    timings: Annotated[tuple[KeysTiming, ...], Table("Which keys are selectable: CPU time, one thread, called in turn")]
+    timings: Annotated[
+        tuple[KeysTiming, ...],
+        Table("Which keys are selectable: CPU time, one thread (others: time, ratio, programs timed/needed)"),
+    ]
 
     @property
     def holds(self) -> bool:
@@ -75,7 +78,7 @@ class KeysSpeed(
 
     def __repr__(self) -> str:
         ratios = [timing.published.ratio for timing in self.timings if timing.published is not None]
-        return f"KeysSpeed({len(self.timings)} jobs, {min(ratios):.2g} to {max(ratios):.2g} times the published speed)"
+        return f"KeysSpeed({len(self.timings)} jobs, {times(min(ratios))} to {times(max(ratios))} the published speed)"
 
 
 def remarks(result: KeysSpeed) -> Iterator[str]:
