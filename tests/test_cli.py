@@ -301,27 +301,6 @@ def test_a_terminal_without_unicode_gets_tables_all_the_same():
     assert "h.0.ln_1" in done.stdout
 
 
-def test_bench_axes_measures_and_fits_its_schema(tmp_path):
-    picture = tmp_path / "growth.svg"
-    done = run("bench", "axes", "--size", 32, "--size", 64, "--json", "--picture", picture)
-    assert done.returncode == 0
-    result = json.loads(done.stdout)
-    jsonschema.validate(result, schema("bench_axes"), cls=jsonschema.Draft202012Validator)
-    measured = [(row["size"], row["quantity"]) for row in result["comparisons"]]
-    assert measured == [(32, "lengths"), (64, "lengths"), (32, "axes"), (64, "axes")]
-    for row in result["comparisons"]:
-        assert row["ratio"] == pytest.approx(row["dense_seconds"] / row["normscope_seconds"])
-    assert result["first_call"]["cached_seconds"] < result["first_call"]["compiling_seconds"]
-    assert "<svg" in picture.read_text(encoding="utf-8")
-
-
-def test_bench_inspect_finds_161_norms_in_a_checkpoint_of_70b_shape():
-    result = json.loads(run("bench", "inspect", "--json").stdout)
-    jsonschema.validate(result, schema("bench_inspect"), cls=jsonschema.Draft202012Validator)
-    assert (result["norms"], result["parameters"]) == (161, 70_553_706_496)
-    assert result["peak_megabytes"] < 1500
-
-
 def test_version_and_help():
     assert run("--version").stdout.strip() == normscope.__version__
     overview = run("--help").stdout

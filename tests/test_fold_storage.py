@@ -29,7 +29,6 @@ from normscope.rewrite import folded_weights as weights
 from normscope.rewrite import saved_model as storage
 from normscope.rewrite.fold import fold
 from normscope.rewrite.saved_program import load_program
-from normscope_lab.bench.fold_bench import QUICK, run
 
 
 def command(*arguments):
@@ -361,13 +360,3 @@ def test_plain_modules_are_not_saved_as_folders(tmp_path):
     with pytest.raises(ValueError, match="only models of transformers are saved as folders, got Sequential"):
         folding.save(tmp_path / "folded")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_benchmark_runs_and_fits_its_schema():
-    result = run(QUICK)
-    jsonschema.validate(
-        json.loads(json.dumps(result.to_dict())), schema("bench_fold"), cls=jsonschema.Draft202012Validator
-    )
-    assert [row.variant for row in result.passes] == 2 * ["original", "folded", "rms, torch", "rms, fused"]
-    assert all(row.speed == 1.0 for row in result.passes if row.variant == "original")
-    assert tables(result)

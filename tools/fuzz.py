@@ -364,9 +364,9 @@ def prepare_run(folder: Path) -> list[Path]:
 
     reproduce("random-keys", folder / "run", seeds=1, changes=TINY_RUN, workers=1)
     cells = sorted((folder / "run" / "cells").glob("*.json"))
-    from normscope_lab.engine.keep import Keep
+    from normscope_lab.engine.cell_state import CellState
 
-    Keep(folder, "cell").save({"epoch": 3, "rows": [{"loss": 0.5}]}, done=0.25)
+    CellState(folder, "cell").save({"epoch": 3, "rows": [{"loss": 0.5}]}, done=0.25)
     return [folder / "run" / "config.json", cells[0], folder / "cell.state", folder / "cell.done"]
 
 
@@ -374,38 +374,37 @@ TINY_RUN = {"channels": [2], "keys": [3], "runs": 1}
 
 
 def read_run(path: Path) -> None:
-    """What a run that goes on reads of what is there, without the pictures that follow."""
+    """What a resumed run reads of what is there, without the pictures that follow."""
     from normscope_lab.engine import runs
-    from normscope_lab.engine.keep import Keep
-    from normscope_lab.experiments.catalogue import experiment_named
+    from normscope_lab.engine.cell_state import CellState
+    from normscope_lab.engine.experiment import experiment_named
 
     if path.stem == "cell":
-        Keep(path.parent, "cell").load()
-        assert 0 <= Keep(path.parent, "cell").fraction <= 1
+        CellState(path.parent, "cell").load()
+        assert 0 <= CellState(path.parent, "cell").fraction <= 1
         return
     folder = path.parent if path.name == "config.json" else path.parent.parent
     experiment = experiment_named("random-keys")
-    settings = runs._changed(experiment.settings("quick", None), TINY_RUN)
-    runs._open_folder(folder, experiment, "quick", [0], settings, "")
+    settings = runs.changed(experiment.settings("quick", None), TINY_RUN)
+    runs.open_folder(folder, experiment.name, "quick", [0], settings)
     for cell in experiment.cells(settings, [0]):
-        runs._finished(folder / "cells", cell)
+        runs.finished(folder / "cells", cell)
 
 
 def prepare_settings(folder: Path) -> list[Path]:
-    lines = ["random-keys channels=[2, 3] runs=1", "vit learning_rate=1e-3 batch=8", "capacity merge=[9] depths=[1]"]
+    lines = ["random-keys channels=[2, 3] runs=1", "vit learning_rate=1e-3 batch=8", "network-depth merge=[9]"]
     return [write(folder / f"{number}.args", line) for number, line in enumerate(lines)]
 
 
 def read_settings(path: Path) -> None:
     """An experiment and what --set gives it, up to the cells that would be run."""
-    from normscope.cli.reproduce import _change
-    from normscope_lab.engine.runs import _changed
-    from normscope_lab.experiments.catalogue import experiment_named
+    from normscope_lab.engine.experiment import experiment_named
+    from normscope_lab.engine.runs import changed, parsed_change
 
     name, _, changes = path.read_text("utf-8", "surrogateescape").partition(" ")
     experiment = experiment_named(name)
-    given = dict(_change(each) for each in changes.replace(", ", ",").split(" "))
-    experiment.cells(_changed(experiment.settings("quick", None), given), [0])
+    given = dict(parsed_change(each) for each in changes.replace(", ", ",").split(" "))
+    experiment.cells(changed(experiment.settings("quick", None), given), [0])
 
 
 def prepare_options(folder: Path) -> list[Path]:
@@ -416,7 +415,7 @@ def prepare_options(folder: Path) -> list[Path]:
         "memorize FOLDER/heading.csv --label kind --eps 0 --seed 3 --dtype float64 --method fold --seconds 5",
         "verify FOLDER/fold.safetensors FOLDER/samples.csv --label 2",
         "separability --texts FOLDER/plain.csv",
-        "reproduce capacity --preset quick --set merge=[9] --seeds 0",
+        "reproduce network-depth --preset quick --set merge=[9] --seeds 0",
         "keys --text sample --at heads --max-keys x",
         "inspect FOLDER/plain.csv --dtype float32 --device cpu",
         "fold FOLDER -o FOLDER/plain.csv",
@@ -460,7 +459,7 @@ READERS = {
     "images": Reader("images of the experiments: .npz, binary, pickled, IDX", prepare_images, read_images, 60),
     "texts": Reader("texts of the experiments, plain and .gz", prepare_texts, read_texts, 20),
     "labelled": Reader("texts with labels, .tsv", prepare_labelled, read_labelled, 90),
-    "run": Reader("the folder of a run that is continued", prepare_run, read_run, 40),
+    "run": Reader("the folder of a run that is resumed", prepare_run, read_run, 40),
     "settings": Reader("values of --set", prepare_settings, read_settings, 80),
     "options": Reader("words of a command line", prepare_options, read_options, 10),
 }

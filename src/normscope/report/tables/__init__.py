@@ -2,13 +2,5 @@
 
 from normscope.report.tables import inspection, keys, memorize, separability, shatter, vocab  # noqa: F401
 from normscope.report.tables.shared import duration, escape, tables
-from normscope_lab.tables import (  # noqa: F401
-    benchmarks,
-    fold_benchmark,
-    key_benchmark,
-    lng_benchmark,
-    memorize_benchmark,
-    reproduction,
-)
 
 __all__ = ["duration", "escape", "tables"]
