@@ -1,8 +1,8 @@
-"""Points that equal folds, one after the other, take to the ends of an interval; and the network of these folds.
+"""Points that equal creases, one after the other, take to the ends of an interval; and the network of these creases.
 
     F(q) = 2(√(q² + s²) − s)/(√(1 + s²) − s) − 1          a V with a round tip: F(0) = −1, F(±1) = 1
 
-Folded n times, [−1, 1] runs 2ⁿ times from end to end. The 2ⁿ + 1 places that are taken to an end are the points:
+Creased n times, [−1, 1] runs 2ⁿ times from end to end. The 2ⁿ + 1 places that are taken to an end are the points:
 labelled in turn, they have a network of n LayerNorms, and none of n LayerNorms of width 3 changes its label more often
 along a line. For s → ∞, F is 2q² − 1, and they are the extreme points of Chebyshev's polynomial.
 
@@ -19,36 +19,36 @@ ROUNDNESS = 0.3  # s: with it the points are near to equally spaced
 LAYER, READOUT = 6, 3  # numbers
 
 
-def folded_points(folds: int) -> Floats:
-    """The 2ⁿ + 1 points for n folds, ascending.
+def creased_points(creases: int) -> Floats:
+    """The 2ⁿ + 1 points for n creases, ascending.
 
-    >>> folded_points(2).round(4)
+    >>> creased_points(2).round(4)
     array([-1.    , -0.6013,  0.    ,  0.6013,  1.    ])
     """
     points = np.array([-1.0, 1.0])
-    for _ in range(folds):
-        above = _unfolded(points[1:])
+    for _ in range(creases):
+        above = _uncreased(points[1:])
         points = np.concatenate([-above[::-1], [0.0], above])
     return points
 
 
-def folding_numbers(depth: int, folds: int) -> Floats:
-    """The numbers of a network that folds so many times, and keeps what it has in the layers after that.
+def creasing_numbers(depth: int, creases: int) -> Floats:
+    """The numbers of a network that creases so many times, and keeps what it has in the layers after that.
 
-    >>> folding_numbers(1, folds=0)
+    >>> creasing_numbers(1, creases=0)
     array([1. , 0. , 0. , 0. , 0. , 0.3, 1. , 0. , 0. ])
     """
     stretch = 2 / (np.hypot(1, ROUNDNESS) - ROUNDNESS)
-    after_fold = [0.0, -stretch * ROUNDNESS - 1, stretch * ROUNDNESS]  # F(q)·y, because √(q² + s²) = s/y
-    first, fold, keep = [1.0, 0.0, 0.0, 0.0, 0.0, ROUNDNESS], [*after_fold, 0.0, ROUNDNESS, 0.0], [1.0, 0, 0, 0, 1, 0]
-    layers = [first] + [fold if layer <= folds else keep for layer in range(1, depth)]
-    return np.concatenate([*layers, after_fold if folds == depth else [1.0, 0.0, 0.0]])
+    after_crease = [0.0, -stretch * ROUNDNESS - 1, stretch * ROUNDNESS]  # F(q)·y, because √(q² + s²) = s/y
+    first, crease, keep = [1.0, 0.0, 0.0, 0.0, 0.0, ROUNDNESS], [*after_crease, 0.0, ROUNDNESS, 0.0], [1.0, 0, 0, 0, 1, 0]
+    layers = [first] + [crease if layer <= creases else keep for layer in range(1, depth)]
+    return np.concatenate([*layers, after_crease if creases == depth else [1.0, 0.0, 0.0]])
 
 
 def maps_of(numbers: Floats) -> list[AffineMap]:
     """A network's numbers as maps of `layer_norm_network`, with one score for each label.
 
-    >>> [affine.matrix.shape for affine in maps_of(folding_numbers(2, folds=2))]
+    >>> [affine.matrix.shape for affine in maps_of(creasing_numbers(2, creases=2))]
     [(2, 1), (2, 2), (2, 2)]
     """
     layers, readout = numbers[:-READOUT].reshape(-1, 2, 3), numbers[-READOUT:]
@@ -63,8 +63,8 @@ def other_labels(numbers: Floats) -> Floats:
     return changed
 
 
-def _unfolded(places: Floats) -> Floats:
+def _uncreased(places: Floats) -> Floats:
     """The q ≥ 0 that F takes to these places."""
     reach = ROUNDNESS + (places + 1) * (np.hypot(1, ROUNDNESS) - ROUNDNESS) / 2
-    unfolded: Floats = np.sqrt(reach**2 - ROUNDNESS**2)
-    return unfolded
+    uncreased: Floats = np.sqrt(reach**2 - ROUNDNESS**2)
+    return uncreased

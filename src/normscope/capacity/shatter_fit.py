@@ -8,7 +8,7 @@ size of the points that lack the lead: with r what they lack and J the slopes of
     δ = Jᵀ(JJᵀ + λ)⁻¹r
 
 Layers and readout are brought to length 1 after each step, which changes no label: the lead can't be had by size alone.
-The numbers are those of `equal_folds`.
+The numbers are those of `equal_creases`.
 """
 
 import math

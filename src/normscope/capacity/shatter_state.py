@@ -39,7 +39,7 @@ class Networks:
     seed: int
     points: Floats  # (M,), ascending
     labels: NDArray[np.int8]  # (2^(M − 1), M)
-    numbers: Floats  # (2^(M − 1), 6·depth + 3), as in `equal_folds`
+    numbers: Floats  # (2^(M − 1), 6·depth + 3), as in `equal_creases`
     certified: NDArray[np.bool_]
     margins: Floats  # of the certificates: no right score leads by less
     bits: NDArray[np.int64]  # that their arithmetic took

@@ -4,7 +4,7 @@ A network of L LayerNorms of width 3 changes its label at most 2^L times along a
 of the last circle at most, and each layer doubles the places that a direction may come from. So 2^L + 1 points of a
 line are the most that can be shattered. L + 2 are promised [1].
 
-The search begins with the labelling that changes from point to point, for which `equal_folds` has a network. All others
+The search begins with the labelling that changes from point to point, for which `equal_creases` has a network. All others
 are fitted from networks of labellings that differ in one point, in the order of their distance from that first one.
 What is left is tried again from there, with numbers and leads varied at random.
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from normscope.capacity.equal_creases import folded_points, folding_numbers, other_labels
+from normscope.capacity.equal_creases import creased_points, creasing_numbers, other_labels
 from normscope.capacity.scaling_layer import WIDTH
 from normscope.capacity.shatter_fit import fitted
 from normscope.capacity.shatter_state import (
@@ -170,7 +170,7 @@ def shatter(
     depth, seed = as_count(depth, "depth", 1), as_count(seed, "seed", 0)
     if depth > DEEPEST:
         raise InputError(
-            f"depth must be {DEEPEST} or less, got {quoted(depth)}: depth {_folds(MOST)} is enough for {MOST} points"
+            f"depth must be {DEEPEST} or less, got {quoted(depth)}: depth {_creases(MOST)} is enough for {MOST} points"
         )
     chosen = _points(depth, min(2**depth + 1, USUAL) if points is None else as_count(points, "points", 2))
     networks, target = Networks.none_yet(depth, seed, chosen), None if state is None else Path(state)
@@ -215,10 +215,10 @@ def _points(depth: int, count: int) -> Floats:
             f"points must be {2**depth + 1} or fewer at depth {depth}, got {count}: "
             "the label changes at most 2^depth times along a line"
         )
-    return frozen(folded_points(_folds(count))[:count])
+    return frozen(creased_points(_creases(count))[:count])
 
 
-def _folds(points: int) -> int:
+def _creases(points: int) -> int:
     """The least n with 2ⁿ + 1 points."""
     return (points - 2).bit_length()
 
@@ -258,8 +258,8 @@ def _look_for(networks: Networks, labelling: int, passed: int) -> None:
     starts = networks.near(labelling)
     random.shuffle(starts)
     if passed == 0 and not networks.certified.any():
-        folding = folding_numbers(networks.depth, _folds(len(signs)))
-        starts = [folding, other_labels(folding)]
+        creasing = creasing_numbers(networks.depth, _creases(len(signs)))
+        starts = [creasing, other_labels(creasing)]
     for near in starts[: STARTS + MORE_STARTS * passed]:
         start, lead = near, LEAD
         if passed:

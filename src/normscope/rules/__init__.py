@@ -1,0 +1,1 @@
+"""What stands out in a result: sentences, most important first."""
