@@ -4,150 +4,48 @@ A network of L LayerNorms of width 3 changes its label at most 2^L times along a
 of the last circle at most, and each layer doubles the places that a direction may come from. So 2^L + 1 points of a
 line are the most that can be shattered. L + 2 are promised [1].
 
-The search begins with the labelling that changes from point to point, for which `equal_creases` has a network. All others
+The search begins with the labelling that changes from point to point, for which `shatter_fit` has a network. All others
 are fitted from networks of labellings that differ in one point, in the order of their distance from that first one.
 What is left is tried again from there, with numbers and leads varied at random.
+
+Labelling k gives point i bit i of k as its label. The 2^(M − 1) that give the last point 0 are kept: the others are
+theirs with the labels exchanged, which exchanges the two rows of a network's readout.
 
 [1] Ni et al., On the Nonlinearity of Layer Normalization, ICML 2024.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from normscope.capacity.equal_creases import creased_points, creasing_numbers, other_labels
-from normscope.capacity.scaling_layer import WIDTH
-from normscope.capacity.shatter_fit import fitted
-from normscope.capacity.shatter_state import (
-    MOST,
-    Networks,
-    exchanged,
-    load_networks,
-    network_of,
-    read_networks,
-    require_networks,
-)
+from normscope.capacity.plane_scaling import module_of
+from normscope.capacity.shatter_fit import LAYER, READOUT, creased_points, creasing_numbers, fitted, other_labels
+from normscope.certificates.check_networks import all_labels, by_runs, shown
+from normscope.certificates.network_weights import layers_of_numbers
 from normscope.checks import Floats, as_count, frozen, quoted
 from normscope.errors import InputError
+from normscope.files import require_writable, write_whole
+from normscope.progress import Progress, silent
+from normscope.results.result import ENDINGS, load
+from normscope.results.shattering import DEEPEST, MOST, Runs, Shattering
 
 if TYPE_CHECKING:
     from torch import nn
 
-SCHEMA_VERSION = 1
 USUAL = 17  # points without being asked, where the depth would allow for more
-DEEPEST = 64  # layers
 PASSES = 20
 LEAD, LEADS = 0.2, (0.01, 0.5)  # that is wanted of fitted networks: in the first pass, and in later ones
 ENOUGH = 1e-3  # a lead that is kept
 STEPS = 60
 STARTS, MORE_STARTS = 6, 2  # for each labelling in the first pass, and more in each later one
 VARIED, VARIATION = 0.7, (1e-3, 1e-1)  # share of starts that are varied in later passes, and by how much
-KEEP = 20.0  # seconds between two writings of the state
-
-Progress = Callable[[Iterable[Any], str], Iterable[Any]]
-
-
-@dataclass(frozen=True)
-class Runs:
-    """The labellings that fall into so many runs of equal labels along the line."""
-
-    runs: int
-    labellings: int
-    certified: int
-    margin: float | None  # no right score of their networks leads by less; None if nothing is certified
-
-
-@dataclass(frozen=True, repr=False, eq=False)
-class Shattering:
-    """Points, and for each certified labelling of them a network of so many LayerNorms."""
-
-    depth: int
-    seed: int
-    points: Floats  # (M,)
-    by_runs: tuple[Runs, ...]
-    precision: int  # bits that were enough for all certificates
-    seconds: float  # CPU time of this run
-    networks: Networks = field(repr=False)
-
-    @property
-    def labellings(self) -> int:
-        return sum(row.labellings for row in self.by_runs)
-
-    @property
-    def certified(self) -> int:
-        """Labellings that are realised, shown in exact arithmetic; the float module is right as well."""
-        return sum(row.certified for row in self.by_runs)
-
-    @property
-    def shatters(self) -> bool:
-        return bool(self.networks.certified.all())
-
-    @property
-    def margin(self) -> float | None:
-        """No right score of any network leads by less."""
-        return min((row.margin for row in self.by_runs if row.margin is not None), default=None)
-
-    @property
-    def promised(self) -> int:
-        """Points that the paper shows to be shattered."""
-        return self.depth + 2
-
-    @property
-    def bound(self) -> int:
-        """Points of a line beyond which nothing of this depth shatters."""
-        return int(2**self.depth + 1)
-
-    @property
-    def open(self) -> list[str]:
-        """Labellings without a network, a digit for each point."""
-        rows = self.networks.labels[~self.networks.certified]
-        return ["".join(map(str, row)) for both in (rows, 1 - rows) for row in both.tolist()]
-
-    def network(self, labels: ArrayLike) -> "nn.Sequential":
-        """The network for a labelling, 0 or 1 for each point; its second score is the higher one where the label is 1.
-
-        It takes points as a column, (n, 1), in float64.
-        """
-        given = np.asarray(labels)
-        if given.shape != self.points.shape or not np.isin(given, (0, 1)).all():
-            raise InputError(f"labels must be 0 or 1 for each of {len(self.points)} points, got {labels!r}")
-        last = int(given[-1])
-        labelling = int((given.astype(np.int64) != last) @ (1 << np.arange(len(given))))
-        if not self.networks.certified[labelling]:
-            raise InputError("labels must be certified to have a network, but none was found for these")
-        network = network_of(self.networks.numbers[labelling])
-        return exchanged(network) if last else network
-
-    def to_dict(self) -> dict[str, Any]:
-        """Exactly what `normscope shatter --json` prints; schema: normscope/schemas/shatter.json."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "depth": self.depth,
-            "width": WIDTH,
-            "seed": self.seed,
-            "points": self.points.tolist(),
-            "labellings": self.labellings,
-            "certified": self.certified,
-            "shatters": self.shatters,
-            "promised": self.promised,
-            "bound": self.bound,
-            "margin": self.margin,
-            "precision": self.precision,
-            "seconds": self.seconds,
-            "by_runs": [vars(row) for row in self.by_runs],
-            "open": self.open,
-        }
-
-    def __repr__(self) -> str:
-        verdict = "shattered" if self.shatters else "not shown to be shattered"
-        counts = f"{self.certified:,} of {self.labellings:,} labellings certified"
-        return f"Shattering({len(self.points)} points {verdict} at depth {self.depth}: {counts})"
+KEEP = 20.0  # seconds between two writings of the file
 
 
 def shatter(
@@ -155,13 +53,29 @@ def shatter(
     points: int | None = None,
     *,
     seed: int = 0,
-    state: str | PathLike[str] | None = None,
-    progress: Progress = lambda things, _: things,
+    resume: str | PathLike[str] | None = None,
+    progress: Progress = silent,
 ) -> Shattering:
-    """Points of a line and, for every labelling of them, a certified network of so many LayerNorms of width 3.
+    """Points of a line and, for every labelling of them, a certified network of LayerNorms of width 3.
 
-    Without a number of points: 2^L + 1, the most there can be, up to 17. With a state, a file ending in .npz, networks
-    are kept there; the same call goes on from it, after every network in it has been checked again.
+    Parameters
+    ----------
+    depth
+        LayerNorms of each network, L.
+    points
+        How many points, up to 2^L + 1 and 20; by default 2^L + 1, the most there can be, up to 17.
+    seed
+        Of the random numbers of the search.
+    resume
+        A .safetensors file that the result is saved to, every 20 seconds; if it exists, the search resumes from it,
+        after every network in it has been checked again.
+    progress
+        Called with the labellings and a word on what they are; see `normscope.progress`.
+
+    Returns
+    -------
+    Shattering
+        The points, and a network for each certified labelling.
 
     >>> shatter(2)
     Shattering(5 points shattered at depth 2: 32 of 32 labellings certified)
@@ -173,38 +87,115 @@ def shatter(
             f"depth must be {DEEPEST} or less, got {quoted(depth)}: depth {_creases(MOST)} is enough for {MOST} points"
         )
     chosen = _points(depth, min(2**depth + 1, USUAL) if points is None else as_count(points, "points", 2))
-    networks, target = Networks.none_yet(depth, seed, chosen), None if state is None else Path(state)
+    networks, target = Networks.none_yet(depth, seed, chosen), None if resume is None else Path(resume)
     if target is not None:
-        require_networks(target)
+        require_writable(target, force=True, endings=ENDINGS)
         if target.exists():
-            networks = load_networks(target, depth, seed, chosen)
-            _check_again(networks, progress)
+            _take_over(networks, _saved(target, networks), progress)
     try:
         for _ in _search(networks, progress):
             if target is not None:
-                networks.save(target)
+                write_whole(networks.result(None).to_bytes(), target)
     finally:
         if target is not None:
-            networks.save(target)
-    return _result(networks, time.process_time() - started)
+            write_whole(networks.result(None).to_bytes(), target)
+    return networks.result(round(time.process_time() - started, 3))
 
 
-def verify_shattering(path: str | PathLike[str], *, progress: Progress = lambda things, _: things) -> tuple[bool, str]:
-    """Whether every network in a state of `shatter` does what it is said to do, in exact arithmetic; and why not."""
-    try:
-        networks = read_networks(Path(path))
-    except ValueError as error:
-        return False, str(error)
-    said = int(networks.certified.sum())
-    _check_again(networks, progress)
-    shown = int(networks.certified.sum())
-    if shown < said:
-        return False, f"{2 * (said - shown):,} of {2 * said:,} labellings are not given by the networks kept for them"
-    every = 2 * len(networks.certified)
-    return True, (
-        f"{2 * shown:,} of {every:,} labellings of {len(networks.points)} points "
-        f"certified for networks of depth {networks.depth}"
-    )
+@dataclass(eq=False)
+class Networks:
+    """What has been found for each labelling, and how often it was looked for."""
+
+    depth: int
+    seed: int
+    points: Floats  # (M,), ascending
+    labels: NDArray[np.int8]  # (2^(M − 1), M)
+    numbers: Floats  # (2^(M − 1), 6·depth + 3), as in `shatter_fit`
+    certified: NDArray[np.bool_]
+    margins: Floats  # of the certificates: no right score leads by less; infinite where there is none
+    bits: int  # of precision that were enough for all of them
+    tried: NDArray[np.int64]  # times
+
+    @classmethod
+    def none_yet(cls, depth: int, seed: int, points: Floats) -> "Networks":
+        count = 2 ** (len(points) - 1)
+        return cls(
+            depth,
+            seed,
+            points,
+            labels=all_labels(len(points)),
+            numbers=np.zeros((count, LAYER * depth + READOUT)),
+            certified=np.zeros(count, bool),
+            margins=np.full(count, np.inf),
+            bits=0,
+            tried=np.zeros(count, np.int64),
+        )
+
+    def add(self, labelling: int, numbers: Floats) -> bool:
+        """Take in a network for a labelling if it can be certified; whether it was."""
+        found = shown(numbers, self.points, self.labels[labelling])
+        if found is None:
+            return False
+        self.numbers[labelling], self.margins[labelling] = numbers, found.leads.min()
+        self.bits = max(self.bits, found.bits)
+        self.certified[labelling] = True
+        return True
+
+    def near(self, labelling: int) -> list[Floats]:
+        """Numbers of the networks there are for labellings that differ in one point."""
+        last = len(self.points) - 1
+        nearest = [labelling ^ 1 << point for point in range(last)]
+        found = [self.numbers[other] for other in nearest if self.certified[other]]
+        opposite = labelling ^ (1 << last) - 1  # differs in all points but the last
+        return [*found, other_labels(self.numbers[opposite])] if self.certified[opposite] else found
+
+    def result(self, seconds: float | None) -> Shattering:
+        """What there is, to be saved or handed out."""
+        finished = bool(self.certified.all())
+        return Shattering(
+            depth=self.depth,
+            seed=None if finished else self.seed,
+            points=tuple(self.points.tolist()),
+            bits=self.bits,
+            by_runs=tuple(Runs(*row) for row in by_runs(self.labels, self.margins)),
+            numbers=frozen(np.where(self.certified[:, None], self.numbers, 0.0)),
+            tried=None if finished else self.tried.copy(),
+            seconds=seconds,
+        )
+
+
+def network_of(numbers: Floats, *, exchanged: bool = False) -> "nn.Sequential":
+    """Linear, LayerNorm(3), …, Linear in float64: label 1 where the second score is the higher one.
+
+    exchanged: the same with the two rows of the readout exchanged, which is the network of the opposite labels.
+    """
+    *layers, readout = layers_of_numbers(numbers)
+    return module_of([*layers, readout[::-1] if exchanged else readout], 0.0)
+
+
+def _saved(path: Path, wanted: Networks) -> Shattering:
+    """A result that was saved for this depth and these points, and for this seed unless all networks are found."""
+    saved = load(path)
+    if not isinstance(saved, Shattering):
+        raise InputError(f"{path} must be a result of normscope shatter to be resumed, got a {saved.kind}")
+    same = saved.depth == wanted.depth and saved.points == tuple(wanted.points.tolist())
+    if not same or saved.seed not in (None, wanted.seed):
+        found_by = "" if saved.seed is None else f" and seed {saved.seed}"
+        raise InputError(
+            f"{path} must be about {len(wanted.points)} points, depth {wanted.depth} and seed {wanted.seed} to be "
+            f"resumed, got {len(saved.points)} points, depth {saved.depth}{found_by}: choose another name"
+        )
+    return saved
+
+
+def _take_over(networks: Networks, saved: Shattering, progress: Progress) -> None:
+    """Certify the networks that were saved again; what can't be certified is looked for again."""
+    assert saved.numbers is not None
+    if saved.tried is not None:
+        networks.tried[:] = saved.tried
+    for labelling in progress(np.flatnonzero(saved.numbers.any(axis=1)).tolist(), "checking the file"):
+        if not networks.add(labelling, saved.numbers[labelling].copy()):
+            networks.tried[labelling] = 0
 
 
 def _points(depth: int, count: int) -> Floats:
@@ -223,21 +214,12 @@ def _creases(points: int) -> int:
     return (points - 2).bit_length()
 
 
-def _check_again(networks: Networks, progress: Progress) -> None:
-    """Certify what a file says to be certified; what can't be is looked for again."""
-    said = np.flatnonzero(networks.certified)
-    networks.certified[:] = False
-    for labelling in progress(said.tolist(), "Checking what the state holds"):
-        if not networks.add(labelling, networks.numbers[labelling].copy()):
-            networks.tried[labelling] = 0  # and its numbers are not kept
-
-
 def _search(networks: Networks, progress: Progress) -> Iterator[None]:
-    """Look for the networks that there are none of; yields now and then, when it is time to keep what there is."""
+    """Look for the networks that there are none of; yields every 20 seconds, to have the state saved."""
     order, due = _order(networks), time.monotonic() + KEEP
     for passed in range(PASSES):
         left = order[~networks.certified[order] & (networks.tried[order] <= passed)]
-        for labelling in progress(left.tolist(), f"Labellings, pass {passed + 1}") if len(left) else ():
+        for labelling in progress(left.tolist(), f"labellings, pass {passed + 1}") if len(left) else ():
             _look_for(networks, labelling, passed)
             if time.monotonic() > due:
                 yield
@@ -270,22 +252,3 @@ def _look_for(networks: Networks, labelling: int, passed: int) -> None:
         if most > ENOUGH and networks.add(labelling, numbers):
             break
     networks.tried[labelling] = passed + 1
-
-
-def _result(networks: Networks, seconds: float) -> Shattering:
-    runs = 1 + np.count_nonzero(np.diff(networks.labels, axis=1), axis=1)
-    rows = []
-    for number in range(1, len(networks.points) + 1):
-        these = runs == number
-        shown = these & networks.certified
-        margin = float(networks.margins[shown].min()) if shown.any() else None
-        rows.append(Runs(number, 2 * int(these.sum()), 2 * int(shown.sum()), margin))
-    return Shattering(
-        depth=networks.depth,
-        seed=networks.seed,
-        points=networks.points,
-        by_runs=tuple(rows),
-        precision=int(networks.bits.max()),
-        seconds=round(seconds, 3),
-        networks=networks,
-    )

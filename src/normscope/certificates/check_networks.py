@@ -24,7 +24,7 @@ from normscope.certificates.network_weights import (
     StoredNetwork,
     layers_of_numbers,
 )
-from normscope.checks import Floats
+from normscope.checks import Floats, quoted
 from normscope.progress import Progress, silent
 
 Indices = NDArray[np.int64]
@@ -144,11 +144,27 @@ def figures(
     )
 
 
-def check_memorized(result: Any, progress: Progress = silent) -> tuple[bool, str]:
-    """Whether every sample in the result gets its label, and all figures in it are right.
+def check_memorized(result: Any, progress: Progress = silent, against: Any = None) -> tuple[bool, str]:
+    """Whether every sample in a `Memorized` gets its label, and all figures in it are right.
 
     Where there are exact weights, those of the module must be these, rounded.
+
+    Parameters
+    ----------
+    result
+        As it was loaded.
+    progress
+        Not used: this takes less time than the search.
+    against
+        A table with the samples and labels that the network should have memorised, as `read_labelled_table` gives it.
+
+    Returns
+    -------
+    (holds, reason)
+        The reason says what was shown, or what is wrong first.
     """
+    if against is not None and (fault := _other_samples(result, against)):
+        return False, fault
     layers, exact, samples = result.layers, result.exact_network, result.samples.astype(np.float64)
     if exact is not None and not _same_layers(exact.rounded(layers[0].dtype), layers):
         return False, "the weights of the module are not the exact weights of the network, rounded"
@@ -175,7 +191,20 @@ def check_memorized(result: Any, progress: Progress = silent) -> tuple[bool, str
 
 
 def check_shattering(result: Any, progress: Progress = silent) -> tuple[bool, str]:
-    """Whether every network in the result gives the labels that it is kept for, and all figures in it are right."""
+    """Whether every network in a `Shattering` gives the labels that it is kept for, and all figures in it are right.
+
+    Parameters
+    ----------
+    result
+        As it was loaded.
+    progress
+        See `normscope.progress`.
+
+    Returns
+    -------
+    (holds, reason)
+        The reason says what was shown, or what is wrong first.
+    """
     points, labels = np.array(result.points), all_labels(len(result.points))
     kept = np.flatnonzero(result.numbers.any(axis=1))
     margins, bits, wrong = np.full(len(labels), np.inf), 0, 0
@@ -242,6 +271,27 @@ def count_runs(labels: NDArray[Any]) -> int:
     3
     """
     return 1 + int(np.count_nonzero(labels[1:] != labels[:-1]))
+
+
+def _other_samples(result: Any, table: Any) -> str | None:
+    """What differs first between the samples of a result and those of a table; None if nothing does."""
+    if table.samples.shape != result.samples.shape:
+        (rows, columns), (count, channels) = table.samples.shape, result.samples.shape
+        return (
+            f"the network was certified on {count} samples of {channels} channels, "
+            f"and {table.file} has {rows} of {columns}"
+        )
+    with np.errstate(over="ignore"):
+        moved = (table.samples.astype(result.dtype) != result.samples).any(axis=1)
+    renamed = np.array([str(label) for label in result.labels.tolist()]) != np.array(table.labels)
+    differ = np.flatnonzero(moved | renamed)
+    if not len(differ):
+        return None
+    what = "another sample" if moved[differ[0]] else f"label {quoted(table.labels[differ[0]])}"
+    return (
+        f"line {table.lines[differ[0]]} of {table.file} has {what}; "
+        f"{len(differ):,} of {len(renamed):,} samples differ from those that were certified"
+    )
 
 
 def _stages(
