@@ -3,8 +3,8 @@
     v    = (1 + μ)q / (1 + μq)                       a Möbius map of [0, 1] to itself, μ > −1
     f(q) = √((v − c)² + s²) + κ(v − c)               a V with a round tip: slopes −(1 − κ) and 1 + κ, |κ| < 1
 
-One layer of a network of LayerNorms of width 3 can apply any f of this kind. A crease lays one part of the line onto the
-other, and where runs of the same label meet, they become one.
+One layer of a network of LayerNorms of width 3 can apply any f of this kind. A crease lays one part of the line onto
+the other, and where runs of the same label meet, they become one.
 
 The line is given as items: intervals that hold samples of one label each, in ascending order. A crease is judged by
 walking outwards from its tip on both sides until one side ends; from there on the other side is as it was.

@@ -56,7 +56,11 @@ def creasing_numbers(depth: int, creases: int) -> Floats:
     """
     stretch = 2 / (np.hypot(1, ROUNDNESS) - ROUNDNESS)
     after_crease = [0.0, -stretch * ROUNDNESS - 1, stretch * ROUNDNESS]  # F(q)·y, because √(q² + s²) = s/y
-    first, crease, keep = [1.0, 0.0, 0.0, 0.0, 0.0, ROUNDNESS], [*after_crease, 0.0, ROUNDNESS, 0.0], [1.0, 0, 0, 0, 1, 0]
+    first, crease, keep = (
+        [1.0, 0.0, 0.0, 0.0, 0.0, ROUNDNESS],
+        [*after_crease, 0.0, ROUNDNESS, 0.0],
+        [1.0, 0, 0, 0, 1, 0],
+    )
     layers = [first] + [crease if layer <= creases else keep for layer in range(1, depth)]
     return np.concatenate([*layers, after_crease if creases == depth else [1.0, 0.0, 0.0]])
 

@@ -169,18 +169,9 @@ def check_memorized(result: Any, progress: Progress = silent, against: Any = Non
     if exact is not None and not _same_layers(exact.rounded(layers[0].dtype), layers):
         return False, "the weights of the module are not the exact weights of the network, rounded"
     found = figures(layers, result.eps, exact, samples, result.label_numbers, len(result.classes))
-    count, certified = sum(found.samples), sum(found.certified)
-    if certified < count:
-        return False, f"{count - certified:,} of {count:,} samples are not shown to get their labels"
-    for number, each in enumerate(result.classes):
-        said = (each.samples, each.certified, each.float_right)
-        shown = (found.samples[number], found.certified[number], found.float_right[number])
-        if said != shown or not _same_margin(each.margin, found.margins[number]):
-            return False, f"what is said of class {number + 1} is not what its samples show"
-    if result.bits != found.bits:
-        return False, f"{found.bits} bits of precision decide all samples, and the result says {result.bits}"
-    if [(each.layer, each.runs, each.labels) for each in result.stages] != found.stages:
-        return False, "the labels along the line are not those of the samples"
+    if fault := _wrong_figure(result, found):
+        return False, fault
+    count = sum(found.samples)
     of, stores = "the weights that the module stores", ""
     if exact is not None:
         of, stores = f"exact weights of {exact.bits} bits", f" stores them rounded to {result.dtype}, and"
@@ -271,6 +262,23 @@ def count_runs(labels: NDArray[Any]) -> int:
     3
     """
     return 1 + int(np.count_nonzero(labels[1:] != labels[:-1]))
+
+
+def _wrong_figure(result: Any, found: Figures) -> str | None:
+    """What a result says of its network that is not so; None if all is."""
+    count, certified = sum(found.samples), sum(found.certified)
+    if certified < count:
+        return f"{count - certified:,} of {count:,} samples are not shown to get their labels"
+    for number, each in enumerate(result.classes):
+        said = (each.samples, each.certified, each.float_right)
+        counted = (found.samples[number], found.certified[number], found.float_right[number])
+        if said != counted or not _same_margin(each.margin, found.margins[number]):
+            return f"what is said of class {number + 1} is not what its samples show"
+    if result.bits != found.bits:
+        return f"{found.bits} bits of precision decide all samples, and the result says {result.bits}"
+    if [(each.layer, each.runs, each.labels) for each in result.stages] != found.stages:
+        return "the labels along the line are not those of the samples"
+    return None
 
 
 def _other_samples(result: Any, table: Any) -> str | None:

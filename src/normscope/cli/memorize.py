@@ -14,9 +14,7 @@ def memorize(
     label: Annotated[
         str | None, typer.Option(help="Column of labels, by its name or number from 1. Default: the last.")
     ] = None,
-    method: Annotated[
-        str, typer.Option(help="search: short networks; merge: the published construction.")
-    ] = "search",
+    method: Annotated[str, typer.Option(help="search: short networks; merge: the published construction.")] = "search",
     dtype: Annotated[str, typer.Option(help="Data type of the network: float64 or float32.")] = "float64",
     eps: Annotated[float, typer.Option(help="eps of the LayerNorms.", min=0)] = 0.0,
     seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,

@@ -52,8 +52,7 @@ def journey_picture(result: Memorized) -> "Figure":
         xlabel="samples, in order",
     )
     figure.suptitle(
-        f"{len(label)} samples memorised by {result.depth} LayerNorms of width {result.width}, "
-        f"found by {result.method}"
+        f"{len(label)} samples memorised by {result.depth} LayerNorms of width {result.width}, found by {result.method}"
     )
     return figure
 

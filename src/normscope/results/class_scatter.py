@@ -45,9 +45,7 @@ class NormScatter:
 
 
 @dataclass(frozen=True, repr=False)
-class ClassScatter(
-    Result, kind="class_scatter", schema_version=2, remarked_by="normscope.rules.class_scatter:remarks"
-):
+class ClassScatter(Result, kind="class_scatter", schema_version=2, remarked_by="normscope.rules.class_scatter:remarks"):
     """How well the classes of labelled inputs separate at every norm of a model, in the order of the model.
 
     Each input is one sample: the mean of its vectors over its positions.

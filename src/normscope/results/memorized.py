@@ -20,11 +20,6 @@ DTYPE = r"[<>|][biufU]\d{1,6}"  # as numpy writes it
 Array = Annotated[NDArray[Any] | None, NOT_IN_JSON]
 
 
-def array() -> Any:
-    """A field for an array, which is neither shown nor compared."""
-    return field(default=None, repr=False, compare=False)
-
-
 @dataclass(frozen=True)
 class MemorizedClass:
     """The samples of one label."""
@@ -37,9 +32,7 @@ class MemorizedClass:
     margin: Annotated[
         float | None, Column("least margin", "The right score leads by this much or more, in exact arithmetic.", ".2g")
     ]
-    float_right: Annotated[
-        int, Column("right in floats", "Samples that get this label in the module's own type.", ",")
-    ]
+    float_right: Annotated[int, Column("right in floats", "Samples that get this label in the module's own type.", ",")]
 
 
 @dataclass(frozen=True)
@@ -74,14 +67,18 @@ class Memorized(
     bits: int  # of precision that were enough to show every sample right
     classes: Annotated[tuple[MemorizedClass, ...], Table("{0.title}", most=20)]
     stages: Annotated[tuple[Stage, ...], Table("Labels along the line")]
-    first: Array = array()  # (3, channels + 1): the weight with the bias as last column; None without LayerNorms
-    inner: Array = array()  # (depth − 1, 3, 4)
-    last: Array = array()  # (classes, 4); (classes, channels + 1) without LayerNorms
-    line: Array = array()  # (channels + 1,): exact weights read p = w·x + b
-    mantissas: Array = array()  # (exact weights, bytes)
-    powers: Array = array()  # (exact weights,): of two
-    samples: Array = array()  # (samples, channels), in the module's type
-    label_numbers: Array = array()  # (samples,): places in `classes`
+    first: Array = field(
+        default=None, repr=False, compare=False
+    )  # (3, channels + 1): the weight with the bias as last column; None without LayerNorms
+    inner: Array = field(default=None, repr=False, compare=False)  # (depth − 1, 3, 4)
+    last: Array = field(
+        default=None, repr=False, compare=False
+    )  # (classes, 4); (classes, channels + 1) without LayerNorms
+    line: Array = field(default=None, repr=False, compare=False)  # (channels + 1,): exact weights read p = w·x + b
+    mantissas: Array = field(default=None, repr=False, compare=False)  # (exact weights, bytes)
+    powers: Array = field(default=None, repr=False, compare=False)  # (exact weights,): of two
+    samples: Array = field(default=None, repr=False, compare=False)  # (samples, channels), in the module's type
+    label_numbers: Array = field(default=None, repr=False, compare=False)  # (samples,): places in `classes`
     seconds: Annotated[float | None, NOT_IN_JSON] = field(default=None, compare=False)  # CPU time; not saved
     attempts: Annotated[int | None, NOT_IN_JSON] = field(default=None, compare=False)  # searches begun; not saved
 

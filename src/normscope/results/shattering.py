@@ -12,7 +12,7 @@ from normscope.certificates.network_weights import WIDTH
 from normscope.checks import quoted
 from normscope.errors import InputError
 from normscope.results.describe import NOT_IN_JSON, Column, Table
-from normscope.results.memorized import Array, array
+from normscope.results.memorized import Array
 from normscope.results.result import Result, named
 
 DEEPEST, MOST = 64, 20  # layers, points
@@ -25,9 +25,7 @@ class Runs:
     runs: Annotated[int, Column("runs of labels", "Runs of equal labels along the line.")]
     labellings: Annotated[int, Column("labellings", "Labellings with this number of runs.", ",")]
     certified: Annotated[int, Column("certified", "Labellings for which a network was certified.", ",")]
-    margin: Annotated[
-        float | None, Column("least margin", "No right score of their networks leads by less.", ".2g")
-    ]
+    margin: Annotated[float | None, Column("least margin", "No right score of their networks leads by less.", ".2g")]
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,8 +43,12 @@ class Shattering(
     points: tuple[float, ...]  # ascending
     bits: int  # of precision that were enough for all certificates
     by_runs: Annotated[tuple[Runs, ...], Table("{0.title}")]
-    numbers: Array = array()  # (2^(points − 1), 6·depth + 3): a row for each labelling that gives the last point 0
-    tried: Array = array()  # how often a network was sought for each; None where every labelling has one
+    numbers: Array = field(
+        default=None, repr=False, compare=False
+    )  # (2^(points − 1), 6·depth + 3): a row for each labelling that gives the last point 0
+    tried: Array = field(
+        default=None, repr=False, compare=False
+    )  # how often a network was sought for each; None where every labelling has one
     seconds: Annotated[float | None, NOT_IN_JSON] = field(default=None, compare=False)  # CPU time; not saved
 
     def __post_init__(self) -> None:

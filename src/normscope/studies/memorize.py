@@ -8,9 +8,9 @@ import numpy as np
 
 from normscope.capacity.memorizing import memorize
 from normscope.capacity.samples import contradictions, refuse_contradictions
+from normscope.models.labelled_table import read_labelled_table
 from normscope.progress import Progress, silent
 from normscope.results.memorized import Memorized
-from normscope.models.labelled_table import read_labelled_table
 
 
 def memorize_file(file: Path, label: str | None = None, *, progress: Progress = silent, **options: Any) -> Memorized:

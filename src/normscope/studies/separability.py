@@ -159,15 +159,15 @@ def _runs(subject: Subject) -> Iterator[Run]:
     if subject.text is not None:
         texts = [subject.words] if isinstance(subject.words, str) else subject.words
         assert subject.path is not None
-        for number, batch in batches_of_texts(subject.path, subject.module, texts):
-            yield batch, np.array([number])
+        for number, piece in batches_of_texts(subject.path, subject.module, texts):
+            yield piece, np.array([number])
         return
     start = 0
     for batch in subject.batches():
         rows = len(next(iter(batch.values())))
         if not rows:
             raise InputError(f"batches must have one input or more, got an empty one after {start} inputs")
-        yield dict(batch), np.arange(start, start + rows)
+        yield batch, np.arange(start, start + rows)
         start += rows
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from normscope.capacity.memorize import memorize
+from normscope.capacity.memorizing import memorize
 from normscope_lab.bench.timing import Machine, one_thread, this_machine
 
 SCHEMA_VERSION = 1
@@ -25,7 +25,7 @@ class Task:
 
     samples: int
     classes: int = 2
-    method: str = "fold"
+    method: str = "search"
     dtype: str = "float64"
 
 
@@ -41,11 +41,11 @@ class Memorising:
     method: str
     dtype: str
     seed: int
-    found_by: str  # "merge" where folding failed
+    found_by: str  # "merge" where the search failed
     depth: int
     runs: int  # of equal labels along the line
     certified: int  # samples that exact arithmetic shows to be right
-    float_right: int  # samples that the module gets right, in a batch and one by one
+    float_right: int  # samples that are right in the module's own type
     seconds: float  # CPU time, certificate included
     attempts: int
 
@@ -106,11 +106,11 @@ def _memorise(task: Task, seed: int) -> Memorising:
     return Memorising(
         **asdict(task),
         seed=seed,
-        found_by=found.origin.method,
+        found_by=found.method,
         depth=found.depth,
-        runs=found.origin.runs,
-        certified=found.certificate.exact,
-        float_right=found.certificate.float_right,
-        seconds=found.origin.seconds,
-        attempts=found.origin.attempts,
+        runs=found.runs,
+        certified=found.certified,
+        float_right=found.float_right,
+        seconds=found.seconds or 0.0,
+        attempts=found.attempts or 0,
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from normscope.capacity.nonlinearity import nonlinearity
+from normscope.capacity.second_derivative import nonlinearity
 from normscope.errors import InputError
 from normscope.norm import Norm
 from normscope_lab.engine.experiment import Cell, Experiment, Finding, Row, Settings, cells_by
