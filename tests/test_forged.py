@@ -366,10 +366,8 @@ def altered_json(value):
             for name in value:
                 yield (name,), {key: each for key, each in value.items() if key != name}
             yield ("note",), {**value, "note": 1}
-        else:
-            yield (), [*value, *value[-1:]]
-            if value:
-                yield (), value[:-1]
+        elif value:
+            yield from (((), [*value, value[-1]]), ((), value[:-1]))
     else:
         others = [None, "x" * 2000, 7, -1, 0.5, True, [], {}, 10**400]
         if isinstance(value, int | float) and not isinstance(value, bool):
