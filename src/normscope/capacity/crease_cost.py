@@ -52,7 +52,7 @@ def lined_up(low, high, label, price, room):  # type: ignore[no-untyped-def]
 
 @compiled
 def gap_cost(gap, price):  # type: ignore[no-untyped-def]
-    """What a gap costs that is so many units wide: nothing from one unit on, and more with each halving below."""
+    """The cost of a gap, given in units: nothing from one unit on, and more with each halving below."""
     return -price * math.log2(max(gap, 1e-30)) if gap < 1.0 else 0.0
 
 
@@ -105,7 +105,7 @@ def _both_sides(line, crease, tip, floor, unit, limit):  # type: ignore[no-untyp
         if last >= 0:
             boundaries += 1
             cost += 1.0 + gap_cost((begins - end) / unit, price)
-            # However the rest falls, it has at least as many boundaries as either side has by itself.
+            # However the rest falls, it has at least as many boundaries as either side alone.
             rest = max(run[left] if left >= 0 else 0, run[-1] - run[right] if right < count else 0)
             if begins - end <= floor or cost + rest >= limit:
                 return left, right, last, end, boundaries, WORST
@@ -135,7 +135,7 @@ def _one_side(line, crease, met, floor, unit, limit):  # type: ignore[no-untyped
         item += step
     if cost >= limit:
         return WORST, 0
-    while 0 <= item + step < len(low):  # from here on one side is by itself, in its order
+    while 0 <= item + step < len(low):  # from here on there is one side only, in its order
         gap = creased(near[item + step], *crease) - creased(far[item], *crease)
         if label[item] != label[item + step] and gap <= floor:
             return WORST, 0

@@ -12,10 +12,10 @@ D' = D + μN, the layer scales h = (N' − cD', sD') to length 1, and then
 is the ratio of forms that the next layer reads. With eps > 0 the circle is a little smaller, and the samples are where
 they are: places are measured, not computed from the crease.
 
-Three ways to run the network are followed at once: in ball arithmetic, as a batch and one by one in torch. A sample is
-taken to be anywhere near the first of them, as far as the others are away, several times over; creases that would let
-such intervals of different labels touch are not considered. A sample whose floats drift into another label is given up
-for floats, and only its exact place counts from there on.
+Three ways to run the network are followed at once: in ball arithmetic, as a batch and one by one in torch. Each sample
+is an interval around its exact place, several times as wide as the floats are away from it; creases that would let
+intervals of different labels touch are not considered. A sample whose floats drift into another label is given up for
+floats, and only its exact place counts from there on.
 """
 
 from collections.abc import Iterator

@@ -21,7 +21,7 @@ HALVINGS = 14  # of the interval in which c is sought
 
 @compiled
 def best_creases(low, high, label, most, tries, limits, price, room, seed):  # type: ignore[no-untyped-def]
-    """The cheapest creases found that leave at most so many boundaries, best first; a cost of WORST marks an empty row.
+    """The cheapest creases found that leave at most `most` boundaries, best first; a cost of WORST marks an empty row.
 
     low, high, label: the items in ascending order, from 0 to 1. limits: the least s, the largest |κ|, and the least gap
     between two runs as a share of the creased line. price, room: what gaps cost, as in `lined_up`.

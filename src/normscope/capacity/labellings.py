@@ -38,7 +38,7 @@ from normscope.results.shattering import DEEPEST, MOST, Runs, Shattering
 if TYPE_CHECKING:
     from torch import nn
 
-USUAL = 17  # points without being asked, where the depth would allow for more
+USUAL = 17  # points by default, where the depth would allow for more
 PASSES = 20
 LEAD, LEADS = 0.2, (0.01, 0.5)  # that is wanted of fitted networks: in the first pass, and in later ones
 ENOUGH = 1e-3  # a lead that is kept

@@ -72,7 +72,7 @@ def checked_samples(samples: Any, labels: Any, dtype: str) -> Samples:
 
 
 def exact_labels(labels: Any) -> NDArray[Any]:
-    """Labels as an array that has kept every one of them: not 1 as '1', nor a large whole number as a float."""
+    """Labels as an array that holds each of them exactly: not 1 as '1', nor a large whole number as a float."""
     names = np.asarray(labels)
     if not hasattr(labels, "dtype") and names.ndim == 1 and names.dtype.kind in "Uf" and _changed(labels, names):
         raise InputError(
