@@ -147,6 +147,24 @@ def test_labels_come_back_as_they_were(labels, tmp_path):
     assert ns.verify(tmp_path / "net.safetensors").holds
 
 
+def test_whole_numbers_in_a_list_are_kept_to_the_last_digit(tmp_path):
+    """Some of them are beyond int64, some are not: numpy would take floats for all."""
+    given = [9223372036854775813, 1, 9223372036854775815, 0]
+    memorize([[0.0], [1.0], [2.0], [3.0]], given).save(tmp_path / "net.safetensors")
+    assert ns.load(tmp_path / "net.safetensors").network.predict([[0.0], [1.0], [2.0], [3.0]]).tolist() == given
+    with pytest.raises(ValueError, match="got a mixture that became float64"):
+        memorize([[0.0], [1.0]], [9223372036854775813, -1])
+
+
+@pytest.mark.parametrize("method", ["search", "merge"])
+def test_a_network_without_a_layer_norm_can_be_kept_too(method, tmp_path):
+    samples, labels = [[0.0], [1.0], [2.0]], ["a", "b", "b"]
+    memorize(samples, labels, method=method).save(tmp_path / "net.safetensors")
+    loaded = ns.load(tmp_path / "net.safetensors")
+    assert (loaded.depth, loaded.network.predict(samples).tolist()) == (0, labels)
+    assert ns.verify(tmp_path / "net.safetensors").holds
+
+
 @pytest.mark.parametrize(("method", "eps"), [("search", 1e-5), ("merge", 0.0), ("merge", 1e-5)])
 def test_a_saved_network_is_the_same_when_loaded(method, eps, tmp_path):
     samples, labels = random_task(9, 50, 3, channels=2)
