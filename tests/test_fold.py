@@ -4,7 +4,6 @@ import copy
 import importlib.util
 import json
 import re
-from importlib.resources import files
 from pathlib import Path
 
 import jsonschema

@@ -22,7 +22,6 @@ from normscope.errors import NotCertifiedError
 from normscope.files import new_folder
 from normscope.models.float64_run import difference, outputs_of
 from normscope.models.load import load_model
-from normscope.report.tables import tables
 from normscope.results.folding import Folding
 from normscope.results.result import load
 from normscope.rewrite import folded_weights as weights

@@ -12,7 +12,7 @@ import normscope
 import normscope.models.load
 import normscope.studies.inspection
 from normscope import Norm
-from normscope.capacity.nonlinearity import nonlinearity
+from normscope.capacity import nonlinearity
 from normscope.data import demo_model, sample_text
 from oracles import dense_lengths
 from tiny_models import tiny_model

@@ -122,7 +122,8 @@ def median_nonlinearity(model: nn.Module, images: Tensor) -> float:
         model(images)
     norms = normscope.find(model)
     values = [
-        normscope.nonlinearity(norms[name].norm, seen.input.flatten(0, -2)) for name, seen in captured.norms.items()
+        normscope.capacity.nonlinearity(norms[name].norm, seen.input.flatten(0, -2))
+        for name, seen in captured.norms.items()
     ]
     return float(np.median(np.concatenate(values)))
 

@@ -229,7 +229,7 @@ def _built(hint: Any, value: Any, arrays: dict[str, Any], path: str) -> Any:  # 
         return value
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
         return _built_dataclass(hint, value, arrays, path)
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+    if hint is float and (type(value) is float or (type(value) is int and abs(value) < 2**1023)):
         return float(value)
     if hint in (str, bool, int) and type(value) is hint:
         return value

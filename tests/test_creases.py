@@ -1,4 +1,4 @@
-"""The pieces that networks of LayerNorms are made of: scaling, folds, ball arithmetic, each against a slow way."""
+"""The pieces that networks of LayerNorms are made of: scaling, creases, ball arithmetic, each against a slow way."""
 
 import math
 
@@ -10,13 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from normscope import scaling_layer
-from normscope.capacity.crease_cost import WORST, fold_cost, folded, lined_up
+from normscope.capacity import scaling_layer
+from normscope.capacity.crease_cost import WORST, crease_cost, creased, lined_up
 from normscope.capacity.crease_network import Items, apart
-from normscope.capacity.crease_search import BEND, BOUNDARIES, CENTRE, COST, TILT, TIP, best_folds, best_moves
-from normscope.capacity.line import choose_line
-from normscope.capacity.scaling_layer import AffineMap, layer_norm_network
-from normscope.certificates.check_networks import OPEN, certify, exact_labels
+from normscope.capacity.crease_search import BEND, BOUNDARIES, CENTRE, COST, TILT, TIP, best_creases, best_moves
+from normscope.capacity.ln_net import torch_winners
+from normscope.capacity.plane_scaling import AffineMap, layer_norm_network, layers_of, module_of
+from normscope.capacity.samples import choose_line
+from normscope.certificates.check_networks import OPEN, exact_labels, figures, float_winners
+from normscope.certificates.network_weights import StoredNetwork
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -64,69 +66,68 @@ def test_exact_labels_are_those_of_80_digits(eps, dtype):
     maps += [AffineMap(rng.normal(size=(2, 2)), rng.normal(size=2)) for _ in range(3)]
     module = layer_norm_network([*maps, AffineMap(rng.normal(size=(3, 2)), rng.normal(size=3))], eps=eps, dtype=dtype)
     samples = rng.normal(size=(40, 4)).astype(np.float32).astype(float)
-    found = exact_labels(module, samples)
+    layers = layers_of(module)
+    found = exact_labels(StoredNetwork(layers, eps), samples)
     expected = [mp_scores(module, sample) for sample in samples]
     assert found.winners.tolist() == [int(np.argmax([float(v) for v in row])) for row in expected]
     leads = [float(a - b) for a, b, *_ in (sorted(row, reverse=True) for row in expected)]
-    assert found.margin == pytest.approx(min(leads), rel=1e-9)
+    assert found.leads == pytest.approx(leads, rel=1e-9)
+    for winners in (float_winners(layers, eps, samples), *torch_winners(module_of(layers, eps), samples)):
+        assert winners.tolist() == found.winners.tolist()
 
 
 def test_a_tie_is_left_open():
-    layer = nn.Linear(1, 2, dtype=torch.float64)
-    with torch.no_grad():
-        layer.weight.fill_(1.0)
-        layer.bias.fill_(0.5)
-    assert exact_labels(nn.Sequential(layer), np.array([[0.25]])).winners.tolist() == [OPEN]
+    assert exact_labels(StoredNetwork([np.array([[1.0, 0.5]] * 2)], 0.0), np.array([[0.25]])).winners.tolist() == [OPEN]
 
 
-def test_the_certificate_sees_a_wrong_weight():
-    scale = scaling_layer()
+def test_figures_see_a_wrong_weight():
+    layers = layers_of(scaling_layer())
     samples, labels = np.array([[1.0, 0.2], [0.2, 1.0], [3.0, 1.0]]), np.array([0, 1, 0])
-    assert certify(scale, samples, labels).holds
-    with torch.no_grad():
-        scale[2].weight.neg_()
-    wrong = certify(scale, samples, labels)
-    assert (wrong.holds, wrong.exact, wrong.batch, wrong.single) == (False, 0, 0, 0)
+    right = figures(layers, 0.0, None, samples, labels, 2)
+    assert (right.certified, right.float_right, right.samples) == ([2, 1], [2, 1], [2, 1])
+    layers[-1][:] *= -1
+    wrong = figures(layers, 0.0, None, samples, labels, 2)
+    assert (wrong.certified, wrong.float_right, wrong.margins) == ([0, 0], [0, 0], [None, None])
 
 
-def slow_boundaries(places, label, fold):
-    """Fold every sample, sort, count changes of label."""
-    where = np.array([folded(place, fold[CENTRE], fold[TIP], fold[TILT], fold[BEND]) for place in places])
+def slow_boundaries(places, label, crease):
+    """Crease every sample, sort, count changes of label."""
+    where = np.array([creased(place, crease[CENTRE], crease[TIP], crease[TILT], crease[BEND]) for place in places])
     order = np.argsort(where, kind="stable")
     return int(np.count_nonzero(np.diff(label[order]))), np.diff(where[order])[np.diff(label[order]) != 0]
 
 
 @given(seed=seeds, count=st.integers(3, 30), classes=st.integers(2, 4))
-def test_boundaries_after_a_fold_are_those_of_sorting(seed, count, classes):
+def test_boundaries_after_a_crease_are_those_of_sorting(seed, count, classes):
     rng = np.random.default_rng(seed)
     places = np.sort(rng.random(count))
     places = (places - places[0]) / (places[-1] - places[0])
     label = rng.integers(0, classes, count)
     line = lined_up(places, places, label, 0.05, 1 / 3)
     for _ in range(20):
-        fold = np.zeros(6)
-        fold[[CENTRE, TIP, TILT, BEND]] = (
+        crease = np.zeros(6)
+        crease[[CENTRE, TIP, TILT, BEND]] = (
             rng.random(),
             10 ** rng.uniform(-3, 0),
             rng.uniform(-0.9, 0.9),
             rng.exponential() - 0.9,
         )
-        cost, boundaries = fold_cost(line, fold[CENTRE], fold[TIP], fold[TILT], fold[BEND], 0.0, 1e9)
-        expected, _ = slow_boundaries(places, label, fold)
+        cost, boundaries = crease_cost(line, crease[CENTRE], crease[TIP], crease[TILT], crease[BEND], 0.0, 1e9)
+        expected, _ = slow_boundaries(places, label, crease)
         assert (cost, boundaries) == (WORST, 0) or boundaries == expected
         assert cost >= boundaries
 
 
 @given(seed=seeds)
-def test_a_found_fold_does_what_it_says_and_keeps_its_gaps(seed):
+def test_a_found_crease_does_what_it_says_and_keeps_its_gaps(seed):
     rng = np.random.default_rng(seed)
     places, label, floor = np.sort(np.append(rng.random(28), [0.0, 1.0])), rng.integers(0, 2, 30), 1e-6
     boundaries = int(np.count_nonzero(np.diff(label)))
-    for search in (best_folds, best_moves):
-        for fold in search(places, places, label, boundaries, 500, (0.01, 0.9, floor), 0.05, 1 / 3, seed):
-            if fold[COST] < WORST:
-                expected, gaps = slow_boundaries(places, label, fold)
-                assert fold[BOUNDARIES] == expected <= boundaries
+    for search in (best_creases, best_moves):
+        for crease in search(places, places, label, boundaries, 500, (0.01, 0.9, floor), 0.05, 1 / 3, seed):
+            if crease[COST] < WORST:
+                expected, gaps = slow_boundaries(places, label, crease)
+                assert crease[BOUNDARIES] == expected <= boundaries
                 assert gaps.min(initial=math.inf) > 0
 
 

@@ -10,20 +10,18 @@ x/√(|x|² + 3·eps). So affine maps of the plane with scaling between them are
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from normscope.certificates.network_weights import BASIS, WIDTH, Layers
 from normscope.checks import Floats
 from normscope.errors import InputError
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-WIDTH = 3
-BASIS: Floats = np.array([[1.0, 1.0], [-1.0, 1.0], [0.0, -2.0]]) / np.sqrt([2.0, 6.0])  # (3, 2)
 
 
 class AffineMap(NamedTuple):
@@ -34,7 +32,19 @@ class AffineMap(NamedTuple):
 
 
 def scaling_layer(*, eps: float = 0.0, dtype: "torch.dtype | None" = None) -> "nn.Sequential":
-    """x -> x/√(|x|² + 3·eps) for x in the plane, as Linear, LayerNorm(3), Linear; in float64 unless told otherwise.
+    """x -> x/√(|x|² + 3·eps) for x in the plane, as Linear, LayerNorm(3), Linear.
+
+    Parameters
+    ----------
+    eps
+        Of the LayerNorm.
+    dtype
+        Of the module; float64 by default.
+
+    Returns
+    -------
+    nn.Sequential
+        A module that takes vectors of the plane in its last axis.
 
     >>> import torch
     >>> scaling_layer()(torch.tensor([3.0, -4.0], dtype=torch.float64)).round(decimals=12)
@@ -69,7 +79,7 @@ def layer_norm_network(
 
 
 def against(eps: float) -> float:
-    """What the maps before LayerNorms are multiplied by so that eps is next to nothing: a power of two.
+    """A power of two by which the maps before LayerNorms are multiplied to make eps negligible.
 
     Multiplying by t is the same as dividing eps by t².
     """
@@ -77,7 +87,7 @@ def against(eps: float) -> float:
 
 
 def linear_layer(affine: AffineMap, *, reads: bool, writes: bool, dtype: "torch.dtype | None" = None) -> "nn.Linear":
-    """One map as nn.Linear that reads the plane from a LayerNorm, and writes it for a LayerNorm, or does not."""
+    """One map as nn.Linear; it may read the plane from a LayerNorm, and write it for one."""
     import torch
 
     matrix, shift = affine
@@ -95,6 +105,27 @@ def linear_of(weight: "torch.Tensor", bias: "torch.Tensor") -> "nn.Linear":
     layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
     layer.weight, layer.bias = (nn.Parameter(part, requires_grad=False) for part in (weight, bias))
     return layer
+
+
+def module_of(layers: Layers, eps: float) -> "nn.Sequential":
+    """Linear, LayerNorm(3), …, Linear with these weights, each with the bias as its last column."""
+    import torch
+    from torch import nn
+
+    modules: list[nn.Module] = []
+    for layer in layers:
+        weight, bias = (torch.from_numpy(np.array(part, order="C")) for part in (layer[:, :-1], layer[:, -1]))
+        modules += [layer_norm(eps)] if modules else []
+        modules.append(linear_of(weight, bias))
+    return nn.Sequential(*modules)
+
+
+def layers_of(modules: "Iterable[nn.Module]") -> Layers:
+    """The weights of Linears, among other modules: the inverse of `module_of`."""
+    from torch import nn
+
+    linears = [each for each in modules if isinstance(each, nn.Linear)]
+    return [np.column_stack([each.weight.detach().numpy(), each.bias.detach().numpy()]) for each in linears]
 
 
 def layer_norm(eps: float) -> "nn.LayerNorm":

@@ -1,4 +1,4 @@
-"""H of each row of inputs in many numbers of groups at once, compiled: the formulas of `nonlinearity`, group by group.
+"""H of each row of inputs in many numbers of groups at once, compiled: see `second_derivative`.
 
 H of a group needs Σz² and Σw·z² over its channels, w = gain². Those of a large group follow from those of its parts p,
 of c channels each,

@@ -17,6 +17,7 @@ SEPARATORS = (",", ";", "\t")
 class LabelledTable(NamedTuple):
     """What a file holds, and the line of the file each sample is from."""
 
+    file: str
     samples: Floats  # (m, d)
     labels: list[str]
     lines: list[int]
@@ -60,7 +61,7 @@ def read_labelled_table(path: Path, label: str | None = None) -> LabelledTable:
             )
         labels.append(cells[place].strip())
     return LabelledTable(
-        samples, labels, [line for line, _ in rows], [names[column] for column in channels], names[place]
+        str(path), samples, labels, [line for line, _ in rows], [names[column] for column in channels], names[place]
     )
 
 

@@ -2,21 +2,19 @@
 rounding, so what holds for the balls holds for the real numbers.
 
 The weights are those that the module stores, which are binary fractions and so exact. LayerNorm of width 3 is taken in
-the plane of vectors with mean zero, in the coordinates of `scaling_layer`, which is an identity:
+the plane of vectors with mean zero, in the coordinates of `plane_scaling`; that is an identity:
 
     z = Wo + b,  o' = LN(z)        is        h = (√3·UᵀWU)x + Uᵀb,  x' = h/√(|h|² + 3·eps)        with o = √3·Ux
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from normscope.checks import Floats
-
-if TYPE_CHECKING:
-    from torch import nn
 
 Ball = Any  # flint.arb, which has no types
 Point = tuple[Ball, Ball]
@@ -32,7 +30,7 @@ class BallMap(NamedTuple):
 
 @contextmanager
 def precision(bits: int) -> Iterator[None]:
-    """All ball arithmetic inside rounds to so many bits."""
+    """Within it, all ball arithmetic rounds to this number of bits."""
     from flint import ctx
 
     with ctx.workprec(bits):
@@ -45,10 +43,13 @@ def ball(value: Any) -> Ball:
     return arb(value)
 
 
-def ball_map(layer: "nn.Linear", *, reads: bool, writes: bool) -> BallMap:
-    """An nn.Linear as a map of the plane: one that reads a LayerNorm of width 3, writes for one, or both."""
-    weights = [[ball(value) for value in row] for row in layer.weight.double().tolist()]
-    shift = [[ball(value)] for value in layer.bias.double().tolist()]
+def ball_map(layer: NDArray[Any], *, reads: bool, writes: bool) -> BallMap:
+    """A Linear as a map of the plane; it reads a LayerNorm of width 3, writes for one, or both.
+
+    layer: its weight with the bias as last column.
+    """
+    weights = [[ball(value) for value in row] for row in layer[:, :-1].tolist()]
+    shift = [[ball(value)] for value in layer[:, -1].tolist()]
     basis = _basis()
     if writes:
         across = [list(column) for column in zip(*basis, strict=True)]  # Uᵀ
@@ -60,7 +61,7 @@ def ball_map(layer: "nn.Linear", *, reads: bool, writes: bool) -> BallMap:
 
 
 def as_linear(affine: BallMap, *, reads: bool, writes: bool) -> tuple[list[list[Ball]], list[Ball]]:
-    """Weights and biases of the nn.Linear that is a map of the plane, the other way round."""
+    """The inverse of `ball_map`: weights and biases of the Linear that acts as this map of the plane."""
     basis = _basis()
     matrix, shift = affine.matrix, [[value] for value in affine.shift]
     if reads:
@@ -105,7 +106,7 @@ def scaled(rows: Sequence[Sequence[Ball]], eps: float) -> list[Point]:
 
 
 def _basis() -> list[list[Ball]]:
-    """U, as in `scaling_layer`."""
+    """U, as in `plane_scaling`."""
     half, sixth = ball(2).rsqrt(), ball(6).rsqrt()
     return [[half, sixth], [-half, sixth], [ball(0), -2 * sixth]]
 

@@ -22,58 +22,80 @@ its inputs.
 [1] Ni et al., On the Nonlinearity of Layer Normalization, ICML 2024.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from normscope.checks import Floats, as_vectors
+from normscope.checks import Floats, as_count, as_vectors, quoted
 from normscope.errors import InputError
 from normscope.norm import Norm
 
 PLACES = ("inside", "outside", "floor")  # of eps; compiled code knows them by their numbers
 
 
-class Bending(NamedTuple):
+class GroupFactors(NamedTuple):
     """H at each vector, and by what factor it would change in other numbers of groups."""
 
     nonlinearity: Floats
     factors: dict[int, Floats]
 
 
-def nonlinearity(norm: Norm, x: ArrayLike, *, eps_place: str = "inside") -> Floats:
-    """H at each vector of x, (..., N) → (...), in closed form: gains, groups and eps included, no Hessian is formed.
+@overload
+def nonlinearity(norm: Norm, x: ArrayLike, groups: None = None, *, eps_place: str = "inside") -> Floats: ...
+
+
+@overload
+def nonlinearity(
+    norm: Norm, x: ArrayLike, groups: int | Sequence[int] | Literal["all"], *, eps_place: str = "inside"
+) -> GroupFactors: ...
+
+
+def nonlinearity(
+    norm: Norm,
+    x: ArrayLike,
+    groups: int | Sequence[int] | Literal["all"] | None = None,
+    *,
+    eps_place: str = "inside",
+) -> Floats | GroupFactors:
+    """H = Σᵢ‖∂²yᵢ/∂x²‖² of a norm, in closed form: gains, groups and eps included, no Hessian is formed.
+
+    It is infinite where the norm has no second derivative: with eps = 0, where a group is constant (zero, for a norm
+    that does not project) and not all its gains are 0. With eps > 0 a constant input has H = 0. Where H is beyond the
+    range of floats, infinity or zero stands for it.
+
+    Parameters
+    ----------
+    norm
+        The norm.
+    x
+        Vectors, (..., N).
+    groups
+        Other numbers of groups to compare with, or "all" for all admissible ones. All but the groups stays: gains,
+        eps, flags. For a LayerNorm, it is the factor that LN-G with the same weights brings.
+    eps_place
+        For modules that put eps elsewhere than `Norm` does: "outside" the root, or as a "floor".
+
+    Returns
+    -------
+    ndarray or GroupFactors
+        H at each vector, (...). With `groups`: H, and for each number of groups the factor by which it would change. A
+        factor is NaN where the norm does not bend at x, or has no second derivative there. With gains of equal size and
+        eps = 0, the factor of a LayerNorm of d channels is at least g(d − 2g)/(d − 2), and exactly that where all
+        groups have the same mean and variance. Other gains, or eps > 0, can take it below.
 
     >>> norm = Norm(gain=[1, 1, 1], eps=0)
     >>> nonlinearity(norm, [-1, 0, 1]).round(4)  # 3·(d − 2)/(d·σ⁴), σ² = 2/3
     np.float64(2.25)
     >>> nonlinearity(norm, [[-10, 0, 10], [5, 5, 5]]).round(6)
     array([0.000225,      inf])
-
-    It is infinite where the norm has no second derivative: with eps = 0, where a group is constant (zero, for a norm
-    that does not project) and not all its gains are 0. With eps > 0 a constant input has H = 0. Where H is beyond the
-    range of floats, infinity or zero stands for it.
-
-    `eps_place` is for modules that put eps elsewhere than `Norm` does: "outside" the root, or as a "floor".
-    """
-    return _bending(norm, x, (), eps_place).nonlinearity
-
-
-def bending(norm: Norm, x: ArrayLike, *, eps_place: str = "inside") -> Bending:
-    """H at each vector of x, and H of the norm in g groups over it, for every admissible g.
-
-    All but the groups stays: gains, eps, flags. Of a LayerNorm it is the factor that LN-G with the same weights brings.
-
     >>> norm = Norm(gain=[1] * 6, eps=0)
-    >>> bending(norm, [[1, 2, 3, 1, 2, 3], [1, 2, 3, 8, 9, 7]]).factors[2].round(4)
+    >>> nonlinearity(norm, [[1, 2, 3, 1, 2, 3], [1, 2, 3, 8, 9, 7]], groups=2).factors[2].round(4)
     array([  1.  , 210.25])
-
-    With gains of equal size and eps = 0, the factor of a LayerNorm of d channels is at least g(d − 2g)/(d − 2), and
-    exactly that where all groups have the same mean and variance. Other gains, or eps > 0, can take it below.
-
-    A factor is NaN where the norm does not bend at x, or has no second derivative there.
     """
-    return _bending(norm, x, admissible_groups(norm), eps_place)
+    found = _bending(norm, x, _numbers_of_groups(norm, groups), eps_place)
+    return found.nonlinearity if groups is None else found
 
 
 def admissible_groups(norm: Norm) -> tuple[int, ...]:
@@ -88,16 +110,33 @@ def admissible_groups(norm: Norm) -> tuple[int, ...]:
     return tuple(groups for groups in range(1, most + 1) if norm.size % groups == 0 and groups != norm.groups)
 
 
-def _bending(norm: Norm, x: ArrayLike, others: tuple[int, ...], eps_place: str) -> Bending:
-    from normscope.capacity.nonlinearity_loop import bend_rows
+def _numbers_of_groups(norm: Norm, groups: int | Sequence[int] | str | None) -> tuple[int, ...]:
+    if groups is None:
+        return ()
+    admissible = admissible_groups(norm)
+    if groups == "all":
+        return admissible
+    if isinstance(groups, str):
+        raise InputError(f"groups must be numbers, or 'all', got {quoted(groups)}")
+    asked = groups if isinstance(groups, Sequence | np.ndarray) else [groups]
+    numbers = tuple(dict.fromkeys(as_count(each, "groups", 1) for each in asked))
+    for each in numbers:
+        if each not in admissible and each != norm.groups:
+            possible = ", ".join(map(str, admissible)) or "none"
+            raise InputError(f"groups must be admissible for the {norm.size} channels, got {each}: try {possible}")
+    return numbers
+
+
+def _bending(norm: Norm, x: ArrayLike, others: tuple[int, ...], eps_place: str) -> GroupFactors:
+    from normscope.capacity.second_derivative_loop import bend_rows
 
     x = as_vectors(x, "x", norm.size)
     if eps_place not in PLACES:
         raise InputError(f"eps_place must be one of {', '.join(PLACES)}, got {eps_place!r}")
     shape = x.shape[:-1]
     if not norm.scales or not x.size:
-        return Bending(np.zeros(shape)[()], {groups: np.empty(shape) for groups in others})
-    counts = np.array(sorted((norm.groups, *others), reverse=True))
+        return GroupFactors(np.zeros(shape)[()], {groups: np.empty(shape) for groups in others})
+    counts = np.array(sorted({norm.groups, *others}, reverse=True))
     places = {int(groups): place for place, groups in enumerate(counts)}
     rows = x.reshape(-1, norm.size)
     floor = np.sqrt(norm.eps) if eps_place == "inside" else norm.eps
@@ -125,7 +164,7 @@ def _bending(norm: Norm, x: ArrayLike, others: tuple[int, ...], eps_place: str) 
         factors = {
             groups: np.where(known, amounts[places[groups]] / now, np.nan).reshape(shape)[()] for groups in others
         }
-    return Bending(whole.reshape(shape)[()], factors)
+    return GroupFactors(whole.reshape(shape)[()], factors)
 
 
 def _joins(size: int, counts: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -18,7 +18,6 @@ class to one point whatever the labels are: LSSR is trivially 0, and says nothin
 [1] Ni et al., On the Nonlinearity of Layer Normalization, ICML 2024.
 """
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -49,39 +48,25 @@ class Scatter:
     trivial: bool  # whether LSSR is 0 whatever the labels are: samples < rank + classes
 
 
-def ssr(samples: ArrayLike, labels: ArrayLike) -> float:
-    """Share of the scatter that is within classes: 0 is perfectly clustered, 1 is no class structure.
+def scatter(samples: ArrayLike, labels: ArrayLike) -> Scatter:
+    """SSR and LSSR of labelled samples: how tightly classes cluster, and how tightly a linear map could make them.
 
-    >>> round(ssr([[0, 0], [0, 1], [4, 0], [4, 1]], [0, 0, 1, 1]), 4)
-    0.0588
-    """
-    classes = _Classes(samples, labels)
-    within = sum(np.einsum("ij,ij->j", rows, rows) for rows in classes.within())
-    return _ratio(within, classes)
+    Parameters
+    ----------
+    samples
+        Numbers, one row per sample.
+    labels
+        One per sample; two classes or more.
 
-
-def lssr(samples: ArrayLike, labels: ArrayLike) -> float:
-    """The least SSR that any linear map of the samples can reach.
+    Returns
+    -------
+    Scatter
+        The share of the scatter that is within classes (SSR: 0 is perfectly clustered, 1 is no class structure), the
+        least share that any linear map reaches (LSSR), the rank of the samples, and whether LSSR is trivially 0.
 
     >>> xor = [[0, 0], [1, 1], [0, 1], [1, 0]]
-    >>> lssr(xor, [0, 0, 1, 1])
+    >>> scatter(xor, [0, 0, 1, 1]).lssr
     1.0
-
-    It warns where LSSR is 0 whatever the labels are, because the samples are too few; `scatter` says so in its result.
-    """
-    found = scatter(samples, labels)
-    if found.trivial:
-        warnings.warn(
-            f"LSSR is trivially 0, whatever the labels are: {found.samples} samples of rank {found.rank} in "
-            f"{found.classes} classes; it says something from rank + classes = {found.rank + found.classes} samples on",
-            stacklevel=2,
-        )
-    return found.lssr
-
-
-def scatter(samples: ArrayLike, labels: ArrayLike) -> Scatter:
-    """SSR and LSSR, the rank of the samples, and whether LSSR is trivially 0.
-
     >>> scatter([[0, 0], [2, 0], [0, 3]], ["a", "a", "b"])
     Scatter(samples=3, classes=2, rank=2, ssr=0.23076923076923078, lssr=0.0, trivial=True)
     """
