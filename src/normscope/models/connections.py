@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from normscope.models.found import Inventory
 from normscope.models.graph import ModelGraph
+from normscope.results.inventory import Inventory
 
 QK_NAME = re.compile(r"(^|[._])(q|k|query|key)_?(layer)?_?norm\b|norm_[qk]\b", re.IGNORECASE)
 

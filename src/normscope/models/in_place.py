@@ -29,11 +29,11 @@ from torch.fx import Node
 from normscope.checks import Floats, first_line
 from normscope.errors import InputError
 from normscope.models.float64_run import run_call
-from normscope.models.found import Gate
 from normscope.models.graph import Call, ModelGraph
 from normscope.models.graph_operations import is_float, kind_of
 from normscope.models.probe import Form, NoAnswerError, deviation, fit, with_declared_eps
 from normscope.norm import Norm
+from normscope.results.inventory import Gate
 
 SAME = 1e-5  # of the largest output, in float64 and with inputs beside which eps does not show
 SEED = 0

@@ -16,8 +16,8 @@ from normscope.data import demo_model
 from normscope.errors import InputError
 from normscope.models.batches import Inputs, batches_for
 from normscope.models.find import find, find_traced
-from normscope.models.found import Inventory
 from normscope.models.load import load_model, read_text, text_batches
+from normscope.results.inventory import Inventory
 
 Text = str | Path | Sequence[str]  # a text, a UTF-8 file, or several texts, each a sequence of its own
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from normscope.models.found import FoundNorm
 from normscope.models.graph import ModelGraph
 from normscope.norm import Norm
+from normscope.results.inventory import FoundNorm
 from normscope.rewrite.affine import Readers
 from normscope.rewrite.norm_places import NormCall, path_of
 from normscope.rewrite.plan import LookUp, Plan, Taken

@@ -18,10 +18,10 @@ from torch import nn
 from normscope.checks import as_count, quoted, shortened
 from normscope.errors import InputError
 from normscope.models.find import find
-from normscope.models.found import FoundNorm, Inventory
 from normscope.models.probe import form_of
 from normscope.nn import Norm as TorchNorm
 from normscope.norm import Norm
+from normscope.results.inventory import FoundNorm, Inventory
 from normscope.rewrite.swapping import Kept, Swapped, Swapping
 
 AUTO = "auto"

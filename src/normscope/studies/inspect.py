@@ -15,9 +15,9 @@ from normscope.models.batches import Inputs, batches_for
 from normscope.models.capture import ROUNDING, ROWS, Activations, capture
 from normscope.models.connections import Connections, connections_of
 from normscope.models.find import find
-from normscope.models.found import FoundNorm, Inventory
 from normscope.models.load import load_model, run_in_pieces, text_batches
 from normscope.norm import Norm
+from normscope.results.inventory import FoundNorm, Inventory
 from normscope.studies.affine_fit import room_for_full_fits
 from normscope.studies.inspection import Channel, Inspection, NormGeometry, Profile
 from normscope.studies.landing import LandingGatherer

@@ -23,9 +23,9 @@ from normscope.data import demo_model
 from normscope.errors import InputError
 from normscope.models.capture import capture
 from normscope.models.find import find
-from normscope.models.found import FoundNorm
 from normscope.models.labelled_texts import batches_of_texts
 from normscope.models.load import load_model, run_in_pieces
+from normscope.results.inventory import FoundNorm
 from normscope.studies.inspect import Progress, as_rows
 
 SCHEMA_VERSION = 1
