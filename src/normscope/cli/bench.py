@@ -36,8 +36,8 @@ def bench_axes(
 ) -> None:
     """Semi-axes and axes of a LayerNorm, against torch.linalg.eigvalsh and eigh (about five minutes)."""
     require_picture(picture, force)
-    from normscope.report.pictures import growth_picture
     from normscope_lab.bench.axes_bench import SIZES, run
+    from normscope_lab.bench.axes_picture import growth_picture
 
     result = run(size or SIZES)
     contents = picture_of(picture, lambda: growth_picture(result))

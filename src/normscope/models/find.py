@@ -52,7 +52,7 @@ def find(model: nn.Module | str | Path, *, inputs: Inputs | None = None) -> Inve
     >>> inventory
     Inventory(Sequential: 1 layernorm)
     >>> inventory["1"].norm
-    Norm(layernorm, 4 channels, eps=1e-05)
+    Norm(layernorm, size=4, eps=1e-05)
     """
     if isinstance(model, nn.Module):
         return _find_in_module(model, *_traced(model, None if inputs is None else first_as_given(inputs)))
@@ -177,7 +177,7 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, str, Form]]:
 
 
 def _likeness(module: nn.Module) -> Any:
-    """What two modules share whose outputs are alike: class, shapes of parameters, and settings; a buffer may be anything."""
+    """What two modules share that compute the same: class, shapes of parameters, settings; a buffer may be anything."""
     if next(module.buffers(), None) is not None:
         return id(module)
     shapes = tuple((name, tuple(values.shape)) for name, values in module.named_parameters(recurse=False))
@@ -200,9 +200,7 @@ def _found(path: str, kind: str, seen: InPlace, stored: Stored) -> FoundNorm:
     """A module with the values of its parameters."""
     form = seen.form
     if form.problem is not None:
-        return FoundNorm(
-            path, "unknown", form.size, path=path, module=kind, unchecked=None, problem=form.problem
-        )
+        return FoundNorm(path, "unknown", form.size, path=path, module=kind, unchecked=None, problem=form.problem)
     names: list[str] = []
 
     def values(own: str | None) -> Any:

@@ -18,9 +18,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from normscope.report.norm_columns import Column, columns_of, shown
-from normscope.report.words import KINDS, RISKY_MEAN, UNBOUNDED, headline, highlights
-from normscope.studies.inspection import Channel, Inspection, Landing, NormGeometry, Spread
+from normscope.checks import Floats
+from normscope.report.pictures import outline
+from normscope.results.describe import Shown, tables_of
+from normscope.results.inspection import Channel, Inspection, Landing, NormGeometry
+from normscope.results.rows import Spread
+from normscope.rules.inspection import KINDS, RISKY_MEAN, UNBOUNDED, headline
 
 Figure = dict[str, Any]
 Trace = dict[str, Any]
@@ -34,11 +37,11 @@ NAMED = 16  # dead channels that are named
 
 
 def render(inspection: Inspection) -> str:
-    """The whole page, to be written to a file as UTF-8."""
+    """The whole page, to be written to a file as UTF-8; its table has the columns that the result describes."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
-    columns = columns_of(inspection)
+    shown = next(tables_of(inspection, brief=False))
     depth = _depth_figures(inspection.norms)
     data = {"depth": depth, "chosen": _patterns(), "norms": [_details(norm) for norm in inspection.norms]}
     environment = Environment(
@@ -47,9 +50,9 @@ def render(inspection: Inspection) -> str:
     page = environment.get_template("page.html.jinja").render(
         inspection=inspection,
         headline=headline(inspection),
-        highlights=highlights(inspection),
-        columns=columns,
-        rows=[[_cell(column, norm) for column in columns] for norm in inspection.norms],
+        highlights=inspection.remarks(),
+        columns=list(zip(shown.columns, shown.numeric, strict=True)),
+        rows=_rows(shown),
         depth=list(depth),
         data=script_json(data),
         plotly=get_plotlyjs(),
@@ -80,11 +83,18 @@ def family(name: str) -> str:
     return ".".join("*" if part.isdecimal() else part for part in name.split("."))
 
 
-def _cell(column: Column, norm: NormGeometry) -> tuple[str, str | None]:
-    """What is shown, and what it sorts by: nothing where there is no value."""
-    value = column.value(norm)
-    missing = value is None or (isinstance(value, float) and not isfinite(value))
-    return shown(value), None if missing else str(value)
+def _rows(shown: Shown) -> list[list[tuple[str, str | None]]]:
+    """What every cell shows, and what it sorts by: nothing where there is no value."""
+
+    def sorts_by(value: Any, numeric: bool, cell: str) -> str | None:
+        if value is None or value == ():
+            return None
+        return str(float(value)) if numeric else cell
+
+    return [
+        [(cell, sorts_by(value, numeric, cell)) for value, numeric, cell in zip(row, shown.numeric, cells, strict=True)]
+        for row, cells in zip(shown.values, shown.cells, strict=True)
+    ]
 
 
 def _depth_figures(norms: Sequence[NormGeometry]) -> dict[str, Figure]:
@@ -92,7 +102,9 @@ def _depth_figures(norms: Sequence[NormGeometry]) -> dict[str, Figure]:
     figures = {
         "axes": _across_depth(
             norms,
-            lambda norm: (norm.axis_min, norm.axis_median, norm.axis_max),
+            lambda norm: (
+                (None, None, None) if norm.axes is None else (norm.axes.shortest, norm.axes.median, norm.axes.longest)
+            ),
             title="Semi-axes across depth",
             band="median, between shortest and longest",
             unit="length (units of the output)",
@@ -107,9 +119,9 @@ def _depth_figures(norms: Sequence[NormGeometry]) -> dict[str, Figure]:
         ),
         "participation": _across_depth(
             norms,
-            lambda norm: (None, _share(norm.participation_ratio, norm.dimension), None),
-            title="Participation across depth",
-            band="how many axes carry the spread: participation ratio over dimension",
+            _effective_band,
+            title="Effective axes across depth",
+            band="how many axes carry the spread: effective axes over dimensions",
             unit="share of the axes (%)",
         ),
         "nearness": _across_depth(
@@ -117,7 +129,7 @@ def _depth_figures(norms: Sequence[NormGeometry]) -> dict[str, Figure]:
             _landing_band(lambda landing: landing.nearness),
             title="Where inputs land, across depth",
             band="median, with 5% to 95% of the inputs",
-            unit="nearness (1 is on the surface)",
+            unit="closeness to surface (1 is on it)",
         ),
         "means": _across_depth(
             norms,
@@ -148,9 +160,9 @@ def _depth_figures(norms: Sequence[NormGeometry]) -> dict[str, Figure]:
 
 
 def _gain_band(norm: NormGeometry) -> Band:
-    if norm.profile is None or not len(norm.profile.gains):
+    if norm.found.gain is None:
         return None, None, None
-    low, middle, high = np.quantile(norm.profile.gains, [0.05, 0.5, 0.95])
+    low, middle, high = np.quantile(norm.found.gain, [0.05, 0.5, 0.95])
     return float(low), float(middle), float(high)
 
 
@@ -167,8 +179,9 @@ def _affine_band(norm: NormGeometry) -> Band:
     return None, None if fit is None else 100.0 * fit.unexplained, None
 
 
-def _share(part: float | None, whole: int | None) -> float | None:
-    return 100.0 * part / whole if part is not None and whole else None
+def _effective_band(norm: NormGeometry) -> Band:
+    share = 100.0 * norm.axes.effective / norm.dimension if norm.axes and norm.dimension else None
+    return None, share, None
 
 
 def _across_depth(
@@ -299,7 +312,7 @@ def _ellipsoid_pattern() -> Figure:
     }
     points = {
         "type": "scatter3d",
-        "name": "outputs for the text",
+        "name": "outputs of real inputs",
         "mode": "markers",
         "x": [],
         "y": [],
@@ -349,52 +362,55 @@ def _figure(traces: list[Trace], layout: dict[str, Any]) -> Figure:
 
 def _details(norm: NormGeometry) -> dict[str, Any]:
     """What the page shows of a norm when it is chosen."""
-    profile = norm.profile
     details: dict[str, Any] = {"name": norm.name, "facts": _facts(norm), "note": _note(norm)}
     details |= {"longest": None, "labels": None, "points": None, "proportional": True, "lengths": None, "gains": None}
-    if profile is None:
-        return details
+    lengths = _lengths(norm)
     if _why_no_ellipsoid(norm) is None:
-        longest = [float(length) for length in profile.longest[:3]]
+        longest = [float(length) for length in lengths[:3]]
         details["longest"] = _digits_of(longest)
         details["labels"] = [f"{length:.4g}" for length in longest]
         details["proportional"] = longest[0] <= SAME_SCALE_UP_TO * longest[2]
-        if profile.points is not None and len(profile.points):
-            details["points"] = [_digits_of(coordinate) for coordinate in np.asarray(profile.points).T]
-    if norm.dimension and len(profile.lengths) and np.isfinite(profile.lengths).all():
-        ranks = np.linspace(1, norm.dimension, len(profile.lengths)).round()
-        details["lengths"] = [ranks.astype(int).tolist(), _digits_of(profile.lengths)]
-    if len(profile.gains):
-        details["gains"] = [_digits_of(np.linspace(0, 100, len(profile.gains))), _digits_of(profile.gains)]
+        if norm.landing is not None and norm.landing.points is not None:
+            details["points"] = [_digits_of(coordinate) for coordinate in norm.landing.points.T]
+    if len(lengths):
+        ranks = np.linspace(1, len(lengths), len(outline(lengths))).round()
+        details["lengths"] = [ranks.astype(int).tolist(), _digits_of(outline(lengths))]
+    if norm.found.gain is not None:
+        gains = outline(np.sort(norm.found.gain))
+        details["gains"] = [_digits_of(np.linspace(0, 100, len(gains))), _digits_of(gains)]
     return details
+
+
+def _lengths(norm: NormGeometry) -> Floats:
+    """All semi-axes in descending order; none where the set has none, or where they were not kept."""
+    return np.zeros(0) if norm.axes is None or norm.axes.lengths is None else norm.axes.lengths
 
 
 def _why_no_ellipsoid(norm: NormGeometry) -> str | None:
     """Why there is no picture in three axes; None where there is one."""
     if norm.kind == "unknown":
-        reason = norm.problem or "no reason given"
+        reason = norm.found.problem or "no reason given"
         return f"There is no ellipsoid to show: the layer fits no member of the family ({reason})."
     if norm.kind in UNBOUNDED:
         return f"There is no ellipsoid to show: {KINDS[norm.kind]} does not scale, so its outputs are unbounded."
     if norm.dimension is not None and norm.dimension < 3:
         return f"There is no picture in three axes: the outputs fill a set of dimension {norm.dimension}."
-    if norm.profile is None or len(norm.profile.longest) < 3 or not np.isfinite(norm.profile.longest[:3]).all():
-        return "There is no ellipsoid to show: its three longest axes are not known."
-    return None
+    return None if len(_lengths(norm)) >= 3 else "There is no ellipsoid to show: its longest axes are not known."
 
 
 def _note(norm: NormGeometry) -> str | None:
     """The sentence beside the picture, or in its place."""
     missing = _why_no_ellipsoid(norm)
-    if missing or norm.profile is None:
+    if missing:
         return missing
     sentences = []
-    if norm.groups is not None and norm.groups > 1:
+    if norm.found.groups is not None and norm.found.groups > 1:
         sentences.append(
-            f"The outputs fill a product of {norm.groups} ellipsoids, one per group. The surface is the ellipsoid with "
-            "these semi-axes, which lies inside it: outputs may lie outside the surface, up to the box around it."
+            f"The outputs fill a product of {norm.found.groups} ellipsoids, one per group. The surface is the "
+            "ellipsoid with these semi-axes, which lies inside it: outputs may lie outside the surface, up to the box "
+            "around it."
         )
-    ratio = float(norm.profile.longest[0] / norm.profile.longest[2])
+    ratio = float(_lengths(norm)[0] / _lengths(norm)[2])
     if ratio > SAME_SCALE_UP_TO:
         sentences.append(f"The axes are not to the same scale: the first is {ratio:.3g} times the third.")
     return " ".join(sentences) or None
@@ -402,32 +418,33 @@ def _note(norm: NormGeometry) -> str | None:
 
 def _facts(norm: NormGeometry) -> list[tuple[str, str]]:
     """Labels and values in words; what is not known says so."""
+    found = norm.found
     unknown = "not known from weights alone"
     facts = [
-        ("kind", KINDS.get(norm.kind, norm.kind)),
-        ("bias", {True: "yes", False: "no", None: "not known"}[norm.has_bias]),
+        ("kind", KINDS[norm.kind]),
+        ("bias", {True: "yes", False: "no", None: "not known"}[found.has_bias]),
         ("reads", _names(norm.reads, unknown)),
         ("read by", _names(norm.read_by, unknown)),
-        ("channels of the longest axis", _channels(norm.longest_axis_channels)),
-        ("channels of the dead direction", _channels(norm.dead_channels)),
+        ("channels of the longest axis", _channels(norm.axes.longest_channels if norm.axes else None)),
+        ("channels of the dead direction", _channels(norm.gains.dead_direction if norm.gains else None)),
     ]
-    if norm.assumed:
-        facts.append(("assumed, not observed", ", ".join(norm.assumed)))
+    if found.assumed:
+        facts.append(("assumed, not observed", ", ".join(found.assumed)))
     for label, value in (
-        ("problem", norm.problem),
-        ("gate", norm.gate),
-        ("called at", norm.function),
-        ("not checked in its place", norm.unchecked),
-        ("name in the checkpoint", norm.stored_as),
+        ("problem", found.problem),
+        ("gate", found.gate),
+        ("called at", found.function),
+        ("not checked inside the model", found.unchecked),
+        ("name in the checkpoint", found.stored_as),
     ):
         if value:
-            facts.append((label, value))
-    if norm.dead_gains:
-        named = ", ".join(map(str, norm.dead_gains[:NAMED]))
-        more = f" and {len(norm.dead_gains) - NAMED} more" if len(norm.dead_gains) > NAMED else ""
+            facts.append((label, str(value)))
+    if norm.gains and norm.gains.dead:
+        named = ", ".join(map(str, norm.gains.dead[:NAMED]))
+        more = f" and {norm.gains.zero - NAMED} more" if norm.gains.zero > NAMED else ""
         facts.append(("dead channels", f"{named}{more}: {norm.dimension} live dimensions"))
     if norm.landing is not None:
-        facts.append(("inputs of the text", f"{norm.landing.inputs:,}"))
+        facts.append(("inputs", f"{norm.landing.inputs:,}"))
         facts.append(("not explained by an affine map", _fit(norm.landing)))
         facts.append(("H in g groups over H as it is", _factors(norm.landing)))
     return facts

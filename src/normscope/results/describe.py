@@ -32,7 +32,7 @@ class Column:
     brief: bool = True  # False: on a terminal only with --all; eight brief columns at most
 
     def text(self, value: Any) -> str:
-        if value is None:
+        if value is None or value == ():
             return MISSING
         return self.format(value) if callable(self.format) else format(value, self.format)
 
@@ -49,7 +49,7 @@ class Table:
 
 @dataclass(frozen=True)
 class InRow:
-    """On a field of a row: the columns of its value stand in that row, only some of them brief if `brief` names these."""
+    """On a field of a row: the columns of its value stand in that row; if `brief` names some, only these are brief."""
 
     brief: tuple[str, ...] | None = None
 
@@ -108,7 +108,9 @@ def tables_of(result: Any, *, brief: bool) -> Iterator[Shown]:
             continue
         columns = [each for each in columns_of(get_args(rows)[0]) if each[1].brief or not brief]
         values = [[_at(row, path) for path, _, _ in columns] for row in getattr(result, name)]
-        used = [place for place in range(len(columns)) if not values or any(row[place] is not None for row in values)]
+        used = [
+            place for place in range(len(columns)) if not values or any(row[place] not in (None, ()) for row in values)
+        ]
         yield Shown(
             table=table,
             title=table.title.format(result),

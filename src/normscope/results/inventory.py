@@ -50,7 +50,9 @@ class FoundNorm:
         ),
     ]
     kind: Annotated[Kind, Column("kind", "Which member of the family it is.")]
-    size: Annotated[int, Column("channels", "How many channels it has.", lambda size: str(size or MISSING))]  # 0: unknown
+    size: Annotated[
+        int, Column("channels", "How many channels it has.", lambda size: str(size or MISSING))
+    ]  # 0: unknown
     groups: Annotated[
         int | None, Column("groups", "Groups of channels that are normalized separately.", brief=False)
     ] = None
@@ -59,9 +61,9 @@ class FoundNorm:
         str | None,
         Column("eps is", "Where eps stands: inside the root, outside it, or as a floor.", brief=False),
     ] = None  # None if eps is 0 or unknown
-    gain_convention: Annotated[
-        str | None, Column("gain is", "How the gain is stored: w or 1+w.")
-    ] = None  # None without a gain
+    gain_convention: Annotated[str | None, Column("gain is", "How the gain is stored: w or 1+w.")] = (
+        None  # None without a gain
+    )
     has_bias: Annotated[
         bool | None, Column("bias", "Whether it has a bias.", lambda has: "yes" if has else "no", brief=False)
     ] = None  # None of an unknown norm
@@ -75,9 +77,7 @@ class FoundNorm:
     gate: Annotated[
         Gate | None, Column("gate", "What a gated norm computes; everything else is about the norm in it.", brief=False)
     ] = None
-    assumed: Annotated[
-        tuple[str, ...], Column("assumed", "What could not be observed.", lambda some: ", ".join(some) or MISSING)
-    ] = ()
+    assumed: Annotated[tuple[str, ...], Column("assumed", "What could not be observed.", ", ".join)] = ()
     stored_as: Annotated[
         str | None, Column("name in checkpoint", "Its name in the checkpoint, where that is another.", brief=False)
     ] = None
@@ -93,7 +93,7 @@ class FoundNorm:
         """A layer that computes this norm.
 
         >>> FoundNorm.of(Norm(gain=[1.0, 2.0]), "ln").norm
-        Norm(layernorm, 2 channels, eps=1e-05)
+        Norm(layernorm, size=2, eps=1e-05)
         """
         values = {"groups": norm.groups, "eps": norm.eps, "gain": norm.gain, "bias": norm.bias}
         found = cls(name, norm.kind, norm.size, **values, **facts)  # type: ignore[arg-type]

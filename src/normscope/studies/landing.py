@@ -11,8 +11,9 @@ import numpy as np
 from normscope.capacity.nonlinearity import admissible_groups, bending
 from normscope.checks import Floats
 from normscope.norm import Norm
+from normscope.results.inspection import GroupFactor, Landing
+from normscope.results.rows import Spread
 from normscope.studies.affine_fit import AffineFitter
-from normscope.studies.inspection import GroupFactor, Landing, Spread
 
 KEPT = 4096  # values of a figure of which quantiles are taken: all of them, or a random sample
 POINTS = 400  # outputs kept for a picture
@@ -94,13 +95,15 @@ class LandingGatherer:
                 if (factor := reservoir.spread()) is not None
             ),
             affine_fit=None if self._fitter is None else self._fitter.result(),
+            points=self._points(),
         )
 
-    def points(self) -> Floats | None:
+    def _points(self) -> Floats | None:
         """Outputs minus the center, along the three longest axes: (n, 3)."""
-        if not self._outputs or self._norm.ellipsoid.dimension < 3:
+        ellipsoid = self._norm.ellipsoid
+        if not ellipsoid.bounded or ellipsoid.dimension < 3:
             return None
-        return (np.concatenate(self._outputs) - self._norm.bias) @ self._norm.ellipsoid.axes(3)
+        return (np.concatenate(self._outputs) - self._norm.bias) @ ellipsoid.axes(3)
 
     def _divisor(self, root: Floats) -> Floats:
         """Of groups with this root mean square; eps is where the module has it."""

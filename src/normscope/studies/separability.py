@@ -25,8 +25,9 @@ from normscope.models.capture import capture
 from normscope.models.find import find
 from normscope.models.labelled_texts import batches_of_texts
 from normscope.models.load import load_model, run_in_pieces
+from normscope.progress import Progress
 from normscope.results.inventory import FoundNorm
-from normscope.studies.inspect import Progress, as_rows
+from normscope.studies.inspect import as_rows
 
 SCHEMA_VERSION = 1
 
