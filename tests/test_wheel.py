@@ -42,5 +42,5 @@ def test_the_installed_command_inspects_the_bundled_model_and_writes_its_page(si
 
 def test_the_wheel_carries_types_schemas_and_licence(site):
     assert (site / "normscope" / "py.typed").exists()
-    assert (site / "normscope" / "schemas" / "inspect.json").exists()
+    assert (site / "normscope" / "schemas" / "bench_inspect.json").exists()
     assert list(site.glob("normscope-*.dist-info/licenses/LICENSE"))

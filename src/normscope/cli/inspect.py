@@ -32,7 +32,14 @@ def inspect(
     """Every norm of a model: its kind, the ellipsoid of its outputs, and with a text where real inputs land."""
     if text is None and inputs is None and (device, dtype) != (DEVICE, DTYPE):
         raise InputError("--device and --dtype need --text or --inputs: without them the model is not run")
-    batch = inputs_of(inputs, text, lines)
+    batch, words = inputs_of(inputs, text, lines), text_of(text)
     from normscope.studies.inspect import inspect as ask
 
-    return ask(model_of(model), text=text_of(text, lines), inputs=batch, device=device, dtype=dtype, progress=progress)
+    return ask(
+        model_of(model),
+        text=words.splitlines() if lines and words is not None else words,
+        inputs=batch,
+        device=device,
+        dtype=dtype,
+        progress=progress,
+    )

@@ -56,19 +56,17 @@ def model_of(given: Path | None) -> Path:
     return demo_model() if given is None else given
 
 
-def text_of(given: str | None, lines: bool = False) -> str | list[str] | None:
-    """The text that --text names, a file or the one that ships with the package; its lines if --lines is given."""
+def text_of(given: str | None) -> str | None:
+    """The text that --text names: a file, or the one that ships with the package."""
     if given is None:
         return None
     if given == SAMPLE:
         from normscope.data import sample_text
 
-        text = sample_text()
-    else:
-        from normscope.models.load import read_text
+        return sample_text()
+    from normscope.models.load import read_text
 
-        text = read_text(Path(given))
-    return text.splitlines() if lines else text
+    return read_text(Path(given))
 
 
 def inputs_of(given: Path | None, text: str | None = None, lines: bool = False) -> "dict[str, Tensor] | None":

@@ -102,11 +102,11 @@ class FoundNorm:
 
     @cached_property
     def norm(self) -> Norm | None:
-        """What it computes; None of an unknown norm."""
+        """What it computes; None of an unknown norm. A file without one of its values is refused here."""
         if self.kind == "unknown":
             return None
         return Norm(
-            gain=self.gain,  # type: ignore[arg-type]  (refused if it is missing in a file)
+            gain=self.gain,  # type: ignore[arg-type]
             bias=self.bias,
             eps=self.eps,  # type: ignore[arg-type]
             project=self.kind in PROJECTING,
