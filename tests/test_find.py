@@ -280,7 +280,7 @@ def test_a_norm_that_can_not_be_copied_is_unknown_and_the_others_are_found():
     model = nn.Sequential(nn.LayerNorm(4), nn.LayerNorm(4))
     model[0].last = model[0](torch.ones(2, 4))  # a tensor inside a graph can't be copied
     first, second = find(model).values()
-    assert "can't be copied to be asked" in first.problem
+    assert "can't be copied to be run" in first.problem
     assert second.kind == "layernorm"
 
 

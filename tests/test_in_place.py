@@ -74,7 +74,7 @@ def test_what_is_certified_behind_a_gated_norm_is_never_passed(place, body):
     torch.manual_seed(0)
     model = Block(Gated(place, F.silu), BODIES[body])
     nn.init.normal_(model.enter.weight, std=100.0)
-    found = ns.ranges(model, EXAMPLE)
+    found = ns.ranges(model, inputs=EXAMPLE)
     certified = {layer.layer: layer for layer in found.layers}
     assert ("leave" in certified) == (place == "before")
     outputs = model(torch.randn(4000, 1, SIZE)).detach().numpy()
@@ -123,7 +123,7 @@ def test_the_same_norm_called_with_its_input_alone_is_what_it_is():
     model = Block(Modulated(SIZE), lambda self, x: self.norm(x))
     found = ns.find(model, inputs=EXAMPLE)["norm"]
     assert (found.kind, found.unchecked) == ("layernorm", None)
-    assert "leave" in [layer.layer for layer in ns.ranges(model, EXAMPLE).layers]
+    assert "leave" in [layer.layer for layer in ns.ranges(model, inputs=EXAMPLE).layers]
 
 
 def test_capture_leaves_out_calls_with_more_than_the_input_and_says_so():
@@ -161,7 +161,7 @@ def test_calls_of_norm_functions_are_found_with_their_place_and_their_geometry()
 
 def test_ranges_start_from_calls_of_functions_too():
     model = Functional()
-    found = ns.ranges(model, (torch.zeros(1, 4, 8),))
+    found = ns.ranges(model, inputs=(torch.zeros(1, 4, 8),))
     assert [layer.layer for layer in found.layers] == ["query", "key"]
     assert all(layer.witness.gap <= 1e-6 for layer in found.layers)
     with torch.no_grad():

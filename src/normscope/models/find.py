@@ -26,7 +26,9 @@ from normscope.models.probe import Form, form_of
 from normscope.norm import Norm
 from normscope.results.inventory import FoundNorm, Inventory
 
-LARGEST = 2_000_000_000  # parameters of a model that is traced without being asked; beyond, it takes a minute and more
+LARGEST = (
+    2_000_000_000  # parameters of a model that is traced unless inputs are given; beyond, it takes a minute and more
+)
 
 
 def find(model: nn.Module | str | Path, *, inputs: Inputs | None = None) -> Inventory:
@@ -154,7 +156,7 @@ def _norms(model: nn.Module, graph: ModelGraph | None, untraced: str | None, sto
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, str, Form]]:
     """Path, class and form of every module that normalizes or seems to; equal modules are run once."""
-    asked: dict[Any, Form | None] = {}
+    forms: dict[Any, Form | None] = {}
     parametrizations = {
         f"{path}.{inner}"
         for path, module in model.named_modules()
@@ -166,9 +168,9 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, str, Form]]:
         if path in parametrizations:  # weight norm and the like: norms of weights, not of activations
             continue
         key = _likeness(module)
-        if key not in asked:
-            asked[key] = form_of(module)
-        form = asked[key]
+        if key not in forms:
+            forms[key] = form_of(module)
+        form = forms[key]
         if form is None:
             continue
         if form.pools_space and has_space:

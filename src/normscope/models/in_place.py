@@ -1,6 +1,6 @@
 """What a norm computes where the model calls it, from the traced graph.
 
-A module that answers like a LayerNorm when it is called alone may be called with a gate, a shift or a flag inside the
+A module that computes a LayerNorm when it is called alone may be called with a gate, a shift or a flag inside the
 model. So each call of a candidate is run by itself, in float64, with drawn parameters and drawn inputs:
 
     f(x)       = norm(x)                 as the module alone
@@ -31,7 +31,7 @@ from normscope.errors import InputError
 from normscope.models.float64_run import run_call
 from normscope.models.graph import Call, ModelGraph
 from normscope.models.graph_operations import is_float, kind_of
-from normscope.models.probe import Form, NoAnswerError, deviation, fit, with_declared_eps
+from normscope.models.probe import Form, NoOutputError, deviation, fit, with_declared_eps
 from normscope.norm import Norm
 from normscope.results.inventory import Gate
 
@@ -76,7 +76,7 @@ def in_place(graph: ModelGraph, model: nn.Module, path: str, alone: Form) -> InP
     for call in calls:
         try:
             seen.append(_one_call(graph, model, path, call, alone))
-        except NoAnswerError as reason:
+        except NoOutputError as reason:
             seen.append(InPlace(_refused(alone, str(reason))))
         except Exception as error:  # operations of the model, which may raise anything
             seen.append(InPlace(alone, unchecked=f"its call can't be run by itself: {first_line(error)}"))
@@ -95,7 +95,7 @@ def _refused(alone: Form, reason: str) -> Form:
 def _one_call(graph: ModelGraph, model: nn.Module, path: str, call: Call, alone: Form) -> InPlace:
     module, entering, leaving = model.get_submodule(path), graph.entering(path, call), graph.leaving(call)
     if len(leaving) != 1:
-        raise NoAnswerError(f"makes {len(leaving)} values in the model, not one")
+        raise NoOutputError(f"makes {len(leaving)} values in the model, not one")
     run = _CallRun(graph, model, module, call, leaving[0])
     if len(entering) == 1 and is_float(entering[0]):
         if alone.problem is None and run.agrees(entering[0], alone):
@@ -106,7 +106,7 @@ def _one_call(graph: ModelGraph, model: nn.Module, path: str, call: Call, alone:
             for form, place, activated in _gated(run, value, gate, alone, call):
                 return InPlace(with_declared_eps(form, module), Gate(place, activated, used_first=gate is entering[0]))
     given = ", ".join(inspect.signature(module.forward).parameters)
-    raise NoAnswerError(f"is called with {len(entering)} values in the model ({given}), not with its input alone")
+    raise NoOutputError(f"is called with {len(entering)} values in the model ({given}), not with its input alone")
 
 
 def _fitted(module: nn.Module, run: "_CallRun", value: Node, alone: Form) -> Form:
@@ -128,9 +128,9 @@ def _gated(run: "_CallRun", value: Node, gate: Node, alone: Form, call: Call) ->
         for place in ("before", "after"):
             open_gate = torch.from_numpy(np.random.default_rng(SEED).uniform(0.5, 2.0, _shape(gate)))
             try:
-                answer = run.rows_of(value, size, -1, gate=(gate, open_gate, act(open_gate), place))
-                form = fit(answer, size, run.drawn, np.random.default_rng(SEED))
-            except NoAnswerError:
+                rows = run.rows_of(value, size, -1, gate=(gate, open_gate, act(open_gate), place))
+                form = fit(rows, size, run.drawn, np.random.default_rng(SEED))
+            except NoOutputError:
                 continue
             if form.problem is None and run.agrees(value, form, gate=(gate, act, place)):
                 yield form, place, name
@@ -151,11 +151,11 @@ class _CallRun:
         """The call as a function of rows of channels; with a gate, that of the norm behind or before it."""
         shape = _shape(value)
 
-        def answer(x: Floats) -> Floats:
+        def rows(x: Floats) -> Floats:
             outputs = []
             room = int(np.prod(shape)) // size
             if room * size != np.prod(shape):
-                raise NoAnswerError(f"has {size} channels, but its input in the model has shape {shape}")
+                raise NoOutputError(f"has {size} channels, but its input in the model has shape {shape}")
             for start in range(0, len(x), room):
                 part = x[start : start + room]
                 given = _as_input(np.resize(part, (room, size)), shape, axis)
@@ -167,7 +167,7 @@ class _CallRun:
                 outputs.append(_as_rows(made if place == "before" else made / acted, size, axis)[: len(part)])
             return np.concatenate(outputs)
 
-        return answer
+        return rows
 
     def agrees(self, value: Node, form: Form, gate: Any = None) -> bool:
         """Whether the call computes a form, at drawn inputs of the traced shape."""
@@ -196,7 +196,7 @@ class _CallRun:
         made = run_call(self._graph, self._call, values, self._stored)[self._output]
         if not isinstance(made, Tensor) or made.shape != values[next(iter(values))].shape:
             what = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
-            raise NoAnswerError(f"turns an input of shape {tuple(_shape(next(iter(values))))} into {what}")
+            raise NoOutputError(f"turns an input of shape {tuple(_shape(next(iter(values))))} into {what}")
         return made
 
     def _norm(self, form: Form) -> Norm:

@@ -99,7 +99,7 @@ def load_tokenizer(path: Path) -> Any:
 
 
 class TextBatches:
-    """Batches of one row, made as they are asked for, so that memory does not grow with the text.
+    """Batches of one row, made when they are needed, so that memory does not grow with the text.
 
     The text is tokenized once at the start, to count and to check, and again each time the batches are gone through.
     """
