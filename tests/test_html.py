@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs
 
-from normscope.report.page import family, render, script_json
+from normscope.report.norm_figures import family
+from normscope.report.page import render, script_json
 from normscope.results.inspection import Channel
 from test_remarks import CALM_LANDING, calm_norm, inspection
 
