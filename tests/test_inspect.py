@@ -1,6 +1,8 @@
 """Inspections of whole models, against dense SVD of the gains that their files hold."""
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -166,7 +168,7 @@ def test_a_table_has_eight_columns_at_most_and_all_of_them_on_demand():
     text, everything = str(inspection), as_text(inspection, everything=True)
     assert "closeness" in text
     assert "variance in dead direction: " not in text
-    for heading in ("variance in dead direction: ", "negative gains: ", "H in groups: ", "not affine: "):
+    for heading in ("variance in dead direction: ", "negative gains: ", "H in g groups: ", "not affine: "):
         assert heading in " ".join(everything.split())
     assert max(map(len, everything.splitlines())) <= 100
 
@@ -223,3 +225,18 @@ def test_a_gain_just_above_rounding_is_live():
     model[0].weight.data = torch.tensor([1.0, 2.0, 5e-7])
     (norm,) = normscope.inspect(model).norms
     assert (norm.gains.dead, norm.dimension, norm.gains.near_zero) == ((), 2, 1)
+
+
+def test_showing_an_inspection_loads_no_other_description_and_nothing_of_the_lab(tmp_path):
+    normscope.inspect(nn.Sequential(nn.LayerNorm(4))).save(tmp_path / "norms.safetensors")
+    code = (
+        "import sys, normscope as ns; "
+        f"text = str(ns.load({str(tmp_path / 'norms.safetensors')!r})); assert 'layernorm' in text; "
+        "print(*(name for name in sys.modules if 'normscope' in name or name in ('torch', 'plotly', 'matplotlib')))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "plotly", "matplotlib"} & set(loaded)
+    assert not [name for name in loaded if "lab" in name or "tables" in name or "studies" in name or "models" in name]
+    described = [name for name in loaded if name.startswith("normscope.results.")]
+    machinery = ("describe", "result", "rows", "inventory")
+    assert [name for name in described if name.rpartition(".")[2] not in machinery] == ["normscope.results.inspection"]

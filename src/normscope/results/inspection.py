@@ -10,6 +10,7 @@ from normscope.results.result import Result
 from normscope.results.rows import Spread
 
 READERS_SHOWN = 3
+FACTORS_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -95,14 +96,16 @@ class AffineFit:
         return f"{'' if self.fit == 'full' else '~'}{100 * self.unexplained:.3g}%"
 
 
-def most_bent(factors: tuple[GroupFactor, ...]) -> str:
-    """The number of groups that brings most.
+def factors_shown(factors: tuple[GroupFactor, ...]) -> str:
+    """Medians for some numbers of groups, the least and the largest among them.
 
-    >>> most_bent((GroupFactor(2, Spread(1.0, 2.0, 3.0)), GroupFactor(4, Spread(3.0, 4.0, 5.0))))
-    '4× in 4'
+    >>> spread = Spread(1.0, 2.0, 3.0)
+    >>> factors_shown(tuple(GroupFactor(groups, spread) for groups in (2, 3, 4, 6, 8, 12, 16)))
+    '2: 2×, 4: 2×, 8: 2×, 16: 2×'
     """
-    most = max(factors, key=lambda entry: entry.factor.median)
-    return f"{most.factor:.3g}× in {most.groups}"
+    count = min(len(factors), FACTORS_SHOWN)
+    shown = [factors[round(place * (len(factors) - 1) / max(1, count - 1))] for place in range(count)]
+    return ", ".join(f"{entry.groups}: {entry.factor:.3g}×" for entry in shown)
 
 
 @dataclass(frozen=True)
@@ -150,9 +153,9 @@ class Landing:
     group_factors: Annotated[
         tuple[GroupFactor, ...],  # for every admissible number of groups, in ascending order
         Column(
-            "H in groups",
-            "By what factor H would grow in the number of groups that brings most, with the same weights.",
-            most_bent,
+            "H in g groups",
+            "By what factor H would grow with g groups of channels and the same weights, as in LN-G.",
+            factors_shown,
             brief=False,
         ),
     ]
