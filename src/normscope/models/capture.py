@@ -25,7 +25,7 @@ from normscope.models.heads import AttentionWatch, Heads
 from normscope.models.in_place import activation
 from normscope.results.inventory import FoundNorm, Inventory
 
-ROWS = 16  # vectors of a gated call that are held against what it is known as
+ROWS = 16  # vectors of a gated call that are compared with what its norm computes
 ROUNDING = 5e-2  # of the largest output, in half precision too
 
 

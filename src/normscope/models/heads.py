@@ -265,7 +265,7 @@ class AttentionWatch:
                 f"scores of shape {(*rows, product.key.shape[-2])} show no batch, heads and queries"
             )
             return
-        # A copy: the model may go on in the same memory, and a view would keep queries, keys and values alive together.
+        # A copy: the model may reuse the same memory, and a view would keep queries, keys and values alive together.
         query = product.query.detach().clone(memory_format=torch.contiguous_format)
         key = product.key.detach().clone(memory_format=torch.contiguous_format)
         query, key = (states.reshape(batch, -1, *states.shape[-2:]) for states in (query, key))
@@ -295,7 +295,7 @@ class _Mode(TorchFunctionMode):
 
 
 # multi_head_attention_forward hands itself over whole to a mode and would run unwatched inside it: this is the same
-# code, told that nobody is watching, so that it goes on to the products within.
+# code, told that nothing is watched, so that it continues to the products within.
 _opened_multi_head_attention = FunctionType(
     functional.multi_head_attention_forward.__code__,
     {**vars(functional), "has_torch_function": lambda tensors: False},

@@ -1,14 +1,14 @@
 """What a norm computes where the model calls it, from the traced graph.
 
 A module that computes a LayerNorm when it is called alone may be called with a gate, a shift or a flag inside the
-model. So each call of a candidate is run by itself, in float64, with drawn parameters and drawn inputs:
+model. So each call of a candidate is run separately, in float64, with random parameters and inputs:
 
     f(x)       = norm(x)                 as the module alone
     f(x, gate) = norm(x ∘ act(gate))     a gate before the norm: its outputs are the norm's
     f(x, gate) = norm(x) ∘ act(gate)     a gate after it: only what is gated lies in the norm's ellipsoid
 
-Anything else is no norm of the family in its place. Calls of torch's own functions, which no module holds, are found
-here too. Nothing needs the weights of the model, so a model on the meta device will do.
+Anything else is no norm of the family inside the model. Calls of torch's own functions, which no module holds, are
+found here too. Nothing needs the weights of the model, so a model on the meta device will do.
 """
 
 import inspect
@@ -58,7 +58,7 @@ def activation(gate: Gate) -> Callable[[Tensor], Tensor]:
 
 @dataclass(frozen=True)
 class InPlace:
-    """What a candidate is in its place; `unchecked` says why that could not be seen."""
+    """What a candidate computes inside the model; `unchecked` says why that could not be seen."""
 
     form: Form
     gate: Gate | None = None
@@ -77,7 +77,7 @@ def in_place(graph: ModelGraph, model: nn.Module, path: str, alone: Form) -> InP
         except NoOutputError as reason:
             seen.append(InPlace(_refused(alone, str(reason))))
         except Exception as error:  # operations of the model, which may raise anything
-            seen.append(InPlace(alone, unchecked=f"its call can't be run by itself: {first_line(error)}"))
+            seen.append(InPlace(alone, unchecked=f"its call can't be run separately: {first_line(error)}"))
     worst = next((one for one in seen if one.form.problem), None) or next((one for one in seen if one.unchecked), None)
     if worst is not None:
         return worst
@@ -135,7 +135,7 @@ def _gated(run: "_CallRun", value: Node, gate: Node, alone: Form, call: Call) ->
 
 
 class _CallRun:
-    """One call of a module, run by itself with parameters drawn from [0.5, 1.5]."""
+    """One call of a module, run separately with parameters drawn from [0.5, 1.5]."""
 
     def __init__(self, graph: ModelGraph, model: nn.Module, module: nn.Module, call: Call, output: Node) -> None:
         self._graph, self._model, self._call, self._output = graph, model, call, output

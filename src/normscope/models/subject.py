@@ -99,7 +99,7 @@ class Subject:
         return find_traced(self.module, self.example)
 
     def batches(self) -> Iterable[Mapping[str, Tensor]]:
-        """What the model is run on, batch by batch, to be gone through once; none without a text and inputs."""
+        """What the model is run on, batch by batch, to be iterated once; none without a text and inputs."""
         if self._text is not None:
             return self._text_batches
         return () if self._example is None else self._given

@@ -30,7 +30,7 @@ def room_for_full_fits(sizes: list[int]) -> bool:
 
 
 class AffineFitter:
-    """Give it inputs and outputs in pieces, then ask for the result."""
+    """Add inputs and outputs in pieces, then take the result."""
 
     def __init__(self, size: int, groups: int, full: bool) -> None:
         self._size, self._groups, self._full = size, groups, full

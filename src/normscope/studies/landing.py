@@ -21,7 +21,7 @@ LARGEST = np.finfo(float).max  # stands for infinity, which JSON can't say
 
 
 class LandingGatherer:
-    """Give it the inputs of a norm in pieces, then ask for the result."""
+    """Add the inputs of a norm in pieces, then take the result."""
 
     def __init__(self, norm: Norm, eps_place: str | None = "inside", seed: int = 0, full_fit: bool = True) -> None:
         self._norm = norm
