@@ -102,11 +102,12 @@ def columns_of(row: type) -> Iterator[tuple[tuple[str, ...], Column, Any]]:
 
 
 def tables_of(result: Any, *, brief: bool) -> Iterator[Shown]:
-    """Every table of a result, with at most eight columns if it is to be brief; columns without values are left out."""
+    """Every table of a result, brief columns first and only these if asked for; columns without values are left out."""
     for name, table, rows in annotated(type(result), Table):
         if brief and not table.brief:
             continue
         columns = [each for each in columns_of(get_args(rows)[0]) if each[1].brief or not brief]
+        columns.sort(key=lambda each: not each[1].brief)
         values = [[_at(row, path) for path, _, _ in columns] for row in getattr(result, name)]
         used = [
             place for place in range(len(columns)) if not values or any(row[place] not in (None, ()) for row in values)
