@@ -139,10 +139,10 @@ def inspected(folder: Path) -> dict:
     found = inspect(folder)
     return {
         "kinds": counted(norm.kind for norm in found.norms),
-        "unknown": counted(general(norm.problem) for norm in found.norms if norm.kind == "unknown"),
-        "unchecked": counted(general(norm.unchecked) for norm in found.norms if norm.unchecked is not None),
-        "gated": counted(norm.gate for norm in found.norms if norm.gate is not None),
-        "functions": sum(norm.function is not None for norm in found.norms),
+        "unknown": counted(general(norm.found.problem) for norm in found.norms if norm.kind == "unknown"),
+        "unchecked": counted(general(norm.found.unchecked) for norm in found.norms if norm.found.unchecked is not None),
+        "gated": counted(str(norm.found.gate) for norm in found.norms if norm.found.gate is not None),
+        "functions": sum(norm.found.function is not None for norm in found.norms),
         "untraced": found.untraced,
         "placement": found.placement,
         "qk_norm": found.qk_norm,

@@ -22,6 +22,9 @@ class Spread:
     median: float
     high: float  # 95%
 
+    def __float__(self) -> float:
+        return self.median
+
     def __format__(self, form: str) -> str:
         return format(self.median, form)
 

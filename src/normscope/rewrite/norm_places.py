@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from normscope.certificates.check_fold import Taken
-from normscope.models.found import FoundNorm
 from normscope.models.graph import Call, ModelGraph
 from normscope.models.graph_operations import is_float
 from normscope.norm import Norm
+from normscope.results.inventory import FoundNorm
 
 NEAR = 1e-2  # of the largest output: what is further apart is no rounding, and no eps that was estimated
 SEED = 0

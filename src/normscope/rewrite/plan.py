@@ -15,9 +15,9 @@ from torch import nn
 from torch.fx import Node
 
 from normscope.certificates.check_fold import Promise, Taken
-from normscope.models.found import FoundNorm
 from normscope.norm import Norm
 from normscope.results.folding import AFTER_LOOKUP, FOLDED, KEPT, NOTHING, Decision, NormVerdict
+from normscope.results.inventory import FoundNorm
 from normscope.rewrite.affine import Readers
 from normscope.rewrite.norm_places import NormCall, path_of
 from normscope.rewrite.stored_tensors import Uses

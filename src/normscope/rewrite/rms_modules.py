@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import InputError
-from normscope.models.found import FoundNorm
 from normscope.models.graph import ModelGraph
 from normscope.models.probe import form_of
 from normscope.nn import Norm as TorchNorm
 from normscope.norm import Norm
 from normscope.results.folding import AFTER_LOOKUP, FOLDED, NOTHING
+from normscope.results.inventory import FoundNorm
 from normscope.rewrite.folded_weights import FoldedWeights
 from normscope.rewrite.plan import Plan
 

@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from normscope.models.found import FoundNorm
 from normscope.models.graph import ModelGraph, Product
 from normscope.models.graph_operations import COPIES, after_move, handed_in, handed_on, in_order, is_float, kind_of
+from normscope.results.inventory import FoundNorm
 from normscope.rewrite.channels import (
     axes_of,
     axis_after,

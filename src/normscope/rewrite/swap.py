@@ -18,12 +18,12 @@ from normscope.checks import as_count, quoted, shortened
 from normscope.errors import InputError
 from normscope.models.batches import Inputs
 from normscope.models.find import find
-from normscope.models.found import FoundNorm, Inventory
 from normscope.models.probe import form_of
 from normscope.models.subject import Subject, Text
 from normscope.nn import Norm as TorchNorm
 from normscope.norm import Norm
 from normscope.progress import Progress, silent
+from normscope.results.inventory import FoundNorm, Inventory
 from normscope.results.swapping import KeptNorm, SwappedNorm, Swapping
 
 AUTO = "auto"

@@ -5,9 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normscope.report.tables import tables
-from normscope.report.words import headline, highlights
-from normscope.studies.inspection import AffineFit, GroupFactor, Inspection, Landing, NormGeometry, Spread
+from normscope.norm import Norm
+from normscope.report.terminal import as_text
+from normscope.results.inspection import AffineFit, Axes, Gains, GroupFactor, Inspection, Landing, NormGeometry
+from normscope.results.inventory import FoundNorm
+from normscope.results.rows import Spread
+from normscope.rules.inspection import CAVEATS, FINDINGS, headline, remarks
 
 CALM_LANDING = Landing(
     inputs=100,
@@ -22,35 +25,39 @@ CALM_LANDING = Landing(
 )
 
 
-def calm_norm(name="h.0.ln_1", **changes):
-    """A norm about which there is nothing to say, with some of its figures changed."""
-    norm = NormGeometry(
-        name=name,
-        kind="layernorm",
-        size=64,
-        groups=1,
-        eps=1e-5,
+CALM_GAINS = Gains(dead=(), exactly_zero=0, near_zero=0, negative=0, dead_direction=())
+CALM_AXES = Axes(
+    longest=12.0,
+    median=8.0,
+    shortest=6.0,
+    anisotropy=2.0,
+    effective=60.0,
+    longest_channels=(),
+    low=-12.0,
+    high=12.0,
+    low_channel=0,
+    high_channel=1,
+    raw_shortest=6.0,
+    raw_anisotropy=2.0,
+)
+
+
+def calm_norm(name="h.0.ln_1", *, found=None, gains=None, axes=None, **changes):
+    """A norm about which there is nothing to say, with some figures of its parts changed; parts that are "none" are."""
+    ln = FoundNorm.of(
+        Norm(gain=[1.0] * 64),
+        name,
         eps_place="inside",
-        axis=-1,
         has_bias=True,
         gain_convention="w",
-        assumed=(),
-        problem=None,
+        unchecked=None,
+    )
+    norm = NormGeometry(
+        replace(ln, **(found or {})),
         dimension=63,
-        zero_gains=0,
-        near_zero_gains=0,
-        negative_gains=0,
-        axis_max=12.0,
-        axis_median=8.0,
-        axis_min=6.0,
-        anisotropy=2.0,
-        participation_ratio=60.0,
-        dead_channels=(),
-        longest_axis_channels=(),
-        range_low=-12.0,
-        range_high=12.0,
-        range_low_channel=0,
-        range_high_channel=1,
+        raw_dimension=63,
+        gains=replace(CALM_GAINS, **(gains or {})),
+        axes=None if axes == "none" else replace(CALM_AXES, **(axes or {})),
         reads=("wte",),
         read_by=("h.0.attn",),
     )
@@ -67,38 +74,41 @@ CALM = [calm_norm(f"h.{layer}.ln_1") for layer in range(4)]
 
 def words_about(**changes):
     """What is said when one norm differs from four calm ones."""
-    return highlights(inspection(*CALM, calm_norm("odd.one", **changes)))
+    return remarks(inspection(*CALM, calm_norm("odd.one", **changes)))
 
 
 def test_says_so_when_nothing_stands_out():
-    (sentence,) = highlights(inspection(*CALM))
+    (sentence,) = remarks(inspection(*CALM))
     assert sentence == "Nothing stands out in the 4 norms of gpt. Longest over shortest axis is 2 to 2."
 
 
 def test_says_so_when_there_are_no_norms():
-    assert highlights(inspection()) == ["No normalization layer was found in gpt."]
-    assert [str(part) for part in tables(inspection())] == ["• No normalization layer was found in gpt."]
+    assert remarks(inspection()) == ["No normalization layer was found in gpt."]
+    assert as_text(inspection()) == "• No normalization layer was found in gpt."
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         (
-            {"kind": "unknown", "problem": "adding a constant changes the output"},
+            {"found": {"kind": "unknown", "problem": "adding a constant changes the output"}},
             r"1 of 5 norms fits no member of the family: odd\.one \(adding a constant changes the output\)",
         ),
-        ({"assumed": ("kind", "eps")}, r"Assumed.*kind and eps of 1 of 5 norms"),
-        ({"anisotropy": 50.0}, r"odd\.one is the most anisotropic.* 50 times its shortest, 25 times the median"),
+        ({"found": {"assumed": ("kind", "eps")}}, r"Assumed.*kind and eps of 1 of 5 norms"),
         (
-            {"dead_gains": (127, 223, 319), "dimension": 381},
+            {"axes": {"anisotropy": 50.0}},
+            r"odd\.one is the most anisotropic.* 50 times its shortest, 25 times the median",
+        ),
+        (
+            {"gains": {"dead": (127, 223, 319)}, "dimension": 381},
             r"Channels 127, 223, 319 of odd\.one are dead \(gain zero within rounding\): 381 live dimensions\.",
         ),
-        ({"dead_gains": tuple(range(9))}, r"Channels 0, 1, 2, 3, 4 and 4 more of odd\.one are dead"),
-        ({"near_zero_gains": 1}, r"1 gain is near zero \(1 of 64 in odd\.one\)"),
-        ({"negative_gains": 2}, r"2 gains are negative \(2 of 64 in odd\.one\)"),
-        ({"range_low": -70_000.0}, r"A channel of odd\.one can reach 70,000, .* \(65,504\)"),
-        ({"participation_ratio": 3.0}, r"odd\.one is carried by few axes: participation ratio 3 of 63"),
-        ({"kind": "projection", "anisotropy": None}, r"1 of 5 norms \(odd\.one\) does not scale"),
+        ({"gains": {"dead": tuple(range(9))}}, r"Channels 0, 1, 2, 3, 4 and 4 more of odd\.one are dead"),
+        ({"gains": {"near_zero": 1}}, r"1 gain is near zero \(1 of 64 in odd\.one\)"),
+        ({"gains": {"negative": 2}}, r"2 gains are negative \(2 of 64 in odd\.one\)"),
+        ({"axes": {"low": -70_000.0}}, r"A channel of odd\.one can reach 70,000, .* \(65,504\)"),
+        ({"axes": {"effective": 3.0}}, r"odd\.one is carried by few axes: 3 effective axes of 63"),
+        ({"found": {"kind": "projection"}, "axes": "none"}, r"1 of 5 norms \(odd\.one\) does not scale"),
         (
             {"landing": replace(CALM_LANDING, mean_over_sigma_max=45.0)},
             r"\|mean\|/σ of the input reaches 45 in odd\.one and exceeds 30 in 1 of 5 norms",
@@ -112,7 +122,7 @@ def test_says_so_when_there_are_no_norms():
             r"40% of \|x\|² at odd\.one lies along the ones vector .*which its projection removes",
         ),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    ids=lambda value: str(next(iter(value.values())))[:20] if isinstance(value, dict) else "",
 )
 def test_what_is_odd_is_named_with_its_number(changes, said):
     assert [sentence for sentence in words_about(**changes) if re.search(said, sentence)]
@@ -146,7 +156,7 @@ def test_what_no_affine_map_explains_is_named_and_h_is_not_compared(fits, said):
         )
         for name, spread, (fit, share) in zip(("first", "last"), bends, fits, strict=True)
     ]
-    sentences = highlights(inspection(*norms))
+    sentences = remarks(inspection(*norms))
     assert [sentence for sentence in sentences if sentence.startswith(said)]
     assert "bends" not in " ".join(sentences)
 
@@ -158,17 +168,19 @@ def test_norms_that_are_all_but_affine_are_not_worth_a_sentence():
 
 def test_an_rmsnorm_keeps_what_lies_along_the_ones_vector():
     landing = replace(CALM_LANDING, ones_share=Spread(0.1, 0.4, 0.7))
-    assert "which it keeps" in " ".join(words_about(kind="rmsnorm", landing=landing))
+    assert "which it keeps" in " ".join(words_about(found={"kind": "rmsnorm"}, landing=landing))
 
 
 def test_after_a_caveat_nothing_else_may_stand_out():
-    assert highlights(inspection(calm_norm(assumed=("eps",))))[-1].startswith(
+    assert remarks(inspection(calm_norm(found={"assumed": ("eps",)})))[-1].startswith(
         "Nothing else stands out in the 1 norm of"
     )
 
 
 def test_headline_tells_kinds_placement_embeddings_and_parameters():
-    facts = headline(inspection(*CALM, calm_norm("q", kind="rmsnorm"), placement="both", qk_norm=True, text="a.txt"))
+    facts = headline(
+        inspection(*CALM, calm_norm("q", found={"kind": "rmsnorm"}), placement="both", qk_norm=True, text="a.txt")
+    )
     assert facts == [
         "4 LayerNorm, 1 RMSNorm",
         "pre-norm and post-norm",
@@ -189,8 +201,8 @@ def test_headline_admits_what_weights_alone_do_not_tell():
     ]
 
 
-figures = st.none() | st.floats(0, 1e30) | st.just(float("inf")) | st.just(float("nan"))
-counts = st.none() | st.integers(0, 64)
+numbers = st.floats(0, 1e30) | st.just(float("inf")) | st.just(float("nan"))
+ratios = st.none() | st.floats(1, 1e30) | st.just(float("inf")) | st.just(float("nan"))  # longest over shortest
 
 
 @st.composite
@@ -199,26 +211,28 @@ def any_norm(draw):
     landing = st.none() | st.builds(
         Landing, st.integers(1, 9), spread, spread, spread, st.floats(0, 1e6), st.none(), spread, spread, st.just(())
     )
+    axes = {"anisotropy": ratios, "effective": numbers, "low": numbers, "high": numbers}
     return calm_norm(
-        kind=draw(st.sampled_from(["layernorm", "rmsnorm", "lng", "projection", "affine", "unknown"])),
-        assumed=draw(st.sampled_from([(), ("eps",), ("kind", "eps")])),
-        anisotropy=draw(figures),
-        participation_ratio=draw(figures),
-        dimension=draw(counts),
-        zero_gains=draw(counts),
-        near_zero_gains=draw(counts),
-        negative_gains=draw(counts),
-        range_low=draw(figures),
-        range_high=draw(figures),
-        range_low_channel=0,
-        range_high_channel=1,
+        found={
+            "kind": draw(st.sampled_from(["layernorm", "rmsnorm", "lng", "projection", "affine", "unknown"])),
+            "assumed": draw(st.sampled_from([(), ("eps",), ("kind", "eps")])),
+        },
+        gains={name: draw(st.integers(0, 64)) for name in ("exactly_zero", "near_zero", "negative")},
+        axes=draw(st.just("none") | st.fixed_dictionaries(axes)),
+        dimension=draw(st.none() | st.integers(0, 64)),
         landing=draw(landing),
     )
 
 
 @given(st.lists(any_norm(), min_size=1, max_size=6))
 def test_any_inspection_gives_one_to_eight_sentences_with_a_number_each(norms):
-    sentences = highlights(inspection(*norms))
+    sentences = remarks(inspection(*norms))
     assert 1 <= len(sentences) <= 8
     assert all(re.search(r"\d", sentence) and sentence.endswith(".") for sentence in sentences)
     assert not any(re.search(r"\b(nan|inf|None)\b", sentence) for sentence in sentences)
+
+
+def test_every_rule_says_what_it_looks_at_and_is_silent_about_calm_norms():
+    for rule in (*CAVEATS, *FINDINGS):
+        assert rule.__doc__.endswith(".")
+        assert rule(inspection(*CALM)) is None
