@@ -43,7 +43,6 @@ def _verified(file: Path, samples: Path | None, label: str | None) -> tuple[bool
     from normscope.capacity import shatter_state as shatter_networks
     from normscope.files import said_format
     from normscope.separation import archive, storage
-    from normscope.vocabulary import findings
 
     if file.suffix.lower() in network.ENDINGS:
         from normscope.studies.memorize import verify_memorized
@@ -59,10 +58,6 @@ def _verified(file: Path, samples: Path | None, label: str | None) -> tuple[bool
     if file.suffix.lower() in archive.ENDINGS:
         return archive.verify_archive(file)
     said = said_format(file)
-    if said == findings.FORMAT:
-        from normscope.studies.vocab import verify_vocab
-
-        return verify_vocab(file, progress=progress)
     if said == shatter_networks.FORMAT:
         from normscope.capacity.shatter import verify_shattering
 
