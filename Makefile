@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow test-oldest check bench models clean
+.PHONY: demo test test-slow test-oldest test-coverage check bench models clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed
@@ -13,6 +13,11 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+
+# The same, with the share of lines that they run, by file; what runs in other processes is not counted.
+test-coverage: $(VENV)/.installed-test $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile \
+	  --cov normscope --cov normscope_lab --cov-report term:skip-covered
 
 # Slow matrices of architectures, and property tests with examples that nobody has seen.
 test-slow: $(VENV)/.installed-test

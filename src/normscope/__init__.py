@@ -1,4 +1,4 @@
-"""normscope: what the normalization layers of a neural network really do.
+"""normscope: what the normalization layers of a neural network do.
 
 >>> import normscope as ns
 >>> norm = ns.Norm(gain=[1.0, 2.0, 3.0])
@@ -10,97 +10,75 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from normscope import nn
-    from normscope.capacity.ln_net import LNNet, load_network
-    from normscope.capacity.memorize import memorize
-    from normscope.capacity.nonlinearity import bending, nonlinearity
-    from normscope.capacity.scaling_layer import scaling_layer
-    from normscope.capacity.scatter import lssr, scatter, ssr
-    from normscope.capacity.shatter import shatter
-    from normscope.geometry import Ellipsoid, EllipsoidSum
+    from normscope import capacity, errors, nn, results
+    from normscope.data import demo_model
+    from normscope.geometry import Ellipsoid
     from normscope.models.capture import capture
     from normscope.models.find import find
     from normscope.norm import Norm
+    from normscope.results.result import load
     from normscope.rewrite.fold import fold
     from normscope.rewrite.swap import swap
-    from normscope.separation.selectable import Selectable, selectable
-    from normscope.separation.storage import save_certificates, verify_certificates
+    from normscope.separation.selectable import selectable
     from normscope.studies.inspect import inspect
     from normscope.studies.keys import keys
     from normscope.studies.ranges import ranges
     from normscope.studies.separability import separability
     from normscope.studies.vocab import vocab
+    from normscope.verify_file import verify
 
 __version__ = "0.1.0"
 
 # Where each public name lives; imported on first use, so that `import normscope` stays quick.
 _HOMES = {
-    "Ellipsoid": "normscope.geometry",
-    "EllipsoidSum": "normscope.geometry",
-    "LNNet": "normscope.capacity.ln_net",
-    "Norm": "normscope.norm",
-    "Selectable": "normscope.separation.selectable",
-    "bending": "normscope.capacity.nonlinearity",
-    "capture": "normscope.models.capture",
-    "find": "normscope.models.find",
-    "fold": "normscope.rewrite.fold",
-    "inspect": "normscope.studies.inspect",
-    "keys": "normscope.studies.keys",
-    "load_network": "normscope.capacity.ln_net",
-    "lssr": "normscope.capacity.scatter",
-    "memorize": "normscope.capacity.memorize",
-    "nonlinearity": "normscope.capacity.nonlinearity",
-    "ranges": "normscope.studies.ranges",
-    "save_certificates": "normscope.separation.storage",
-    "scaling_layer": "normscope.capacity.scaling_layer",
-    "scatter": "normscope.capacity.scatter",
-    "selectable": "normscope.separation.selectable",
-    "separability": "normscope.studies.separability",
-    "shatter": "normscope.capacity.shatter",
-    "ssr": "normscope.capacity.scatter",
-    "swap": "normscope.rewrite.swap",
-    "verify_certificates": "normscope.separation.storage",
-    "vocab": "normscope.studies.vocab",
+    "Ellipsoid": "geometry",
+    "Norm": "norm",
+    "capture": "models.capture",
+    "demo_model": "data",
+    "find": "models.find",
+    "fold": "rewrite.fold",
+    "inspect": "studies.inspect",
+    "keys": "studies.keys",
+    "load": "results.result",
+    "ranges": "studies.ranges",
+    "selectable": "separation.selectable",
+    "separability": "studies.separability",
+    "swap": "rewrite.swap",
+    "verify": "verify_file",
+    "vocab": "studies.vocab",
 }
+_MODULES = ("capacity", "errors", "nn", "results")
 
 __all__ = [
     "Ellipsoid",
-    "EllipsoidSum",
-    "LNNet",
     "Norm",
-    "Selectable",
     "__version__",
-    "bending",
+    "capacity",
     "capture",
+    "demo_model",
+    "errors",
     "find",
     "fold",
     "inspect",
     "keys",
-    "load_network",
-    "lssr",
-    "memorize",
+    "load",
     "nn",
-    "nonlinearity",
     "ranges",
-    "save_certificates",
-    "scaling_layer",
-    "scatter",
+    "results",
     "selectable",
     "separability",
-    "shatter",
-    "ssr",
     "swap",
-    "verify_certificates",
+    "verify",
     "vocab",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "nn":  # a room whose names are used with it: normscope.nn.Norm
-        return import_module("normscope.nn")
+    if name in _MODULES:
+        return import_module(f"normscope.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'normscope' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(f"normscope.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -1,0 +1,61 @@
+"""Whether a saved result proves what it says, decided without anything that searched for it.
+
+A type of result names its checker (`checked_by`), which lives in `normscope.certificates` and imports nothing of the
+solvers. A file in which anything is left unchecked is refused when it is loaded.
+"""
+
+import os
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from normscope.checks import shortened
+from normscope.errors import InputError
+from normscope.progress import Progress, silent
+from normscope.results.result import load, named
+from normscope.results.verification import Verification
+
+LONGEST = 500  # characters of a reason: names of files and columns may be of any length
+
+
+def verify(
+    path: str | os.PathLike[str], *, against: Any = None, label: str | None = None, progress: Progress = silent
+) -> Verification:
+    """Check a saved result again: every certificate, and every number that follows from them.
+
+    Parameters
+    ----------
+    path
+        What `save`, or a command with -o, wrote.
+    against
+        What the result should be about, to hold it against that as well: an array of keys, a file with the samples of
+        `memorize`, or the model of `vocab`, where it is in another place than it was.
+    label
+        The column of labels in a file of samples.
+    progress
+        See `normscope.progress`.
+
+    Returns
+    -------
+    Verification
+        `holds`, and the reason in one sentence.
+
+    >>> import tempfile
+    >>> import normscope as ns
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     ns.selectable([[0, 0], [4, 0], [0, 4], [1, 1]]).save(f"{folder}/keys.safetensors")
+    ...     ns.verify(f"{folder}/keys.safetensors").holds
+    True
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise InputError(f"{target} must be a file that a command wrote with -o, and is a folder")
+    result = load(target)
+    if result.checked_by is None:
+        raise InputError(f"{target} holds a {result.kind}, which has no certificates to check")
+    check = named(result.checked_by)
+    options = {name: value for name, value in (("against", against), ("label", label)) if value is not None}
+    for name in options.keys() - signature(check).parameters.keys():
+        raise InputError(f"{target} holds a {result.kind}, which is complete in itself: {name} must not be given")
+    holds, reason = check(result, progress=progress, **options)
+    return Verification(str(target), result.kind, shortened(reason, LONGEST), holds)

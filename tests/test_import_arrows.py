@@ -1,0 +1,105 @@
+"""The table of rooms in docs/architecture.md is what the imports of both packages do."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import normscope
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src"
+EVERYWHERE = {"errors", "checks", "progress", "files", "compiled"}
+LAZY = {("norm", "geometry"), ("results", "report")}  # imported when a method is called, never when a file is loaded
+NO_ROOMS = {"__init__", "__main__"}
+
+
+def documented():
+    """Room → what it may import, from the table."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|$", text, flags=re.MULTILINE)
+    return {room: set(re.findall(r"\w+", allowed)) for room, allowed in rows}
+
+
+def files():
+    for path in sorted(SOURCE.rglob("*.py")):
+        package, *parts = path.relative_to(SOURCE).with_suffix("").parts
+        room = parts[0] if package == "normscope" else package
+        if room not in NO_ROOMS:
+            yield path, room
+
+
+def imported(nodes):
+    """Rooms that these statements import."""
+    for node in nodes:
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{each.name}" for each in node.names if node.module == "normscope")]
+        elif isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        for name in names:
+            package, *parts = name.split(".")
+            if package == "normscope_lab":
+                yield package
+            elif package == "normscope" and parts:
+                yield parts[0]
+
+
+def test_imports_follow_the_arrows():
+    rooms, wrong = documented(), []
+    for path, room in files():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        allowed = rooms[room] | EVERYWHERE | {room}
+        loaded, called = set(imported(tree.body)), set(imported(ast.walk(tree)))
+        for other in loaded - allowed:
+            wrong.append(f"{path.relative_to(SOURCE)} imports {other}")
+        for other in called - loaded - allowed:
+            if (room, other) not in LAZY:
+                wrong.append(f"{path.relative_to(SOURCE)} imports {other} in a function")
+    assert wrong == []
+
+
+def test_every_room_is_in_the_table_and_no_two_import_each_other():
+    rooms = documented()
+    assert {room for _, room in files()} == set(rooms)
+    order: list[str] = []
+    while len(order) < len(rooms):
+        ready = [room for room in rooms if room not in order and rooms[room] - EVERYWHERE <= set(order)]
+        assert ready, f"a circle among {set(rooms) - set(order)}"
+        order += ready
+
+
+def test_no_file_name_stands_in_two_rooms():
+    places: dict[str, list[str]] = {}
+    for path, room in files():
+        if path.stem not in NO_ROOMS:
+            places.setdefault(path.stem, []).append(room)
+    exempt = {"cli"}  # the command line of each package
+    assert {name: rooms for name, rooms in places.items() if len(rooms) > 1 and name not in exempt} == {}
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_importing_normscope_loads_nothing_but_the_standard_library():
+    code = "import sys, normscope; print(*(m for m in ('numpy', 'scipy', 'torch', 'numba') if m in sys.modules))"
+    assert run(code).strip() == ""
+
+
+def test_public_names_are_there_and_others_are_not():
+    assert len(normscope.__all__) <= 26
+    for name in normscope.__all__:
+        assert getattr(normscope, name) is not None
+        assert name in dir(normscope)
+    with pytest.raises(AttributeError, match="no attribute 'Nrom'"):
+        normscope.Nrom  # noqa: B018
+
+
+def test_every_public_name_has_an_entry_in_the_table_of_questions():
+    page = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
+    missing = [name for name in normscope.__all__ if name != "__version__" and f"`ns.{name}" not in page]
+    assert missing == []
