@@ -114,14 +114,18 @@ def read_again(result: TokenVerdicts, model: nn.Module | str | Path | Subject | 
     TableRead
         Its table, and all that the result says about it.
     """
-    if model is None and result.path is None:
+    where = demo_model() if result.path == DEMO else result.path
+    if model is None and where is None:
         raise InputError("these verdicts are about a module that was in memory: give the model to check them against")
-    place = demo_model() if result.path == DEMO else result.path
-    subject = model if isinstance(model, Subject) else Subject(model or place or "", dtype=result.dtype)
+    target = where if model is None else model
+    assert target is not None
+    subject = target if isinstance(target, Subject) else Subject(target, dtype=result.dtype)
     again = _Described(subject, result.dtype)
     says = again.result(result.any_vector, result.reachable).to_dict()
-    moved = ("model", "path", *(("listed",) if subject.path is None else ()))  # a module has no tokenizer
-    return TableRead(again.table, {name: value for name, value in says.items() if model is None or name not in moved})
+    given = () if model is None or subject.path is result.path is None else ("model", "path", "dtype")  # may have moved
+    if (subject.path is None) != (result.path is None):  # a module has no tokenizer
+        given += ("listed",)
+    return TableRead(again.table, {name: value for name, value in says.items() if name not in given})
 
 
 DEMO = "the demo model"  # no absolute path
