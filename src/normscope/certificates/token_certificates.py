@@ -68,13 +68,16 @@ class TokenCertificates:
             yield token, self.indices[start:stop], self.weights[start:stop]
 
     @property
-    def certified(self) -> NDArray[np.int64]:
-        """How many certificates each token has here."""
-        count = (self.power != 0).astype(np.int64)
-        count[self.query_tokens] += 1
-        count[self.weight_tokens] += 1
-        found: NDArray[np.int64] = count
-        return found
+    def with_vector(self) -> NDArray[np.bool_]:
+        """Whether each token has a vector here, stored or its own direction."""
+        found = self.power != 0
+        found[self.query_tokens] = True
+        return np.asarray(found)
+
+    @property
+    def with_weights(self) -> NDArray[np.bool_]:
+        """Whether each token has weights here."""
+        return np.isin(np.arange(len(self.verdict)), self.weight_tokens)
 
 
 WHOLE = ("verdict", "query_tokens", "weight_tokens", "starts", "indices")
@@ -94,7 +97,8 @@ def _form_faults(found: TokenCertificates) -> Iterator[str]:
         or not (frame.variances > 0).all()
     ):
         yield "axes must have an entry for each of the center, and each a positive variance"
-    several = np.flatnonzero(found.certified > 1)
+    several = np.flatnonzero(found.with_vector & found.with_weights)
+    several = np.append(several, found.query_tokens[found.power[found.query_tokens] != 0])
     if len(several):
         yield f"token {several[0]} must have one certificate, got more"
 

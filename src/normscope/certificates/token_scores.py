@@ -142,10 +142,12 @@ class _Singles:
         return np.ldexp(entries, powers), np.linalg.norm(np.ldexp(off, powers), axis=1)
 
     def _rows(self, part: slice) -> NDArray[np.float32]:
-        return np.ldexp(self._centred(part), -self._power).astype(np.float32)
+        return (self._centred(part) * self._scale).astype(np.float32)
 
     def _centred(self, part: slice) -> Floats:
-        return (self.table.keys(part) if self._biased else self.table.doubles(part)) - self._center
+        rows = self.table.keys(part) if self._biased else self.table.doubles(part)
+        rows -= self._center
+        return rows
 
     @property
     def _biased(self) -> bool:
@@ -163,13 +165,14 @@ class _Singles:
         return np.asarray(sum(block.sum(axis=0) for block in rows) / len(self.table))
 
     @cached_property
-    def _power(self) -> int:
-        return int(max(np.frexp(np.abs(self._centred(part)).max())[1] for part in self.table.parts()))
+    def _scale(self) -> float:
+        """The power of two that brings all entries to 1 or below."""
+        return float(np.ldexp(1.0, -max(np.frexp(np.abs(self._centred(part)).max())[1] for part in self.table.parts())))
 
     @cached_property
     def _longest(self) -> float:
         """The length of the longest row."""
-        parts = (np.ldexp(self._centred(part), -self._power) for part in self.table.parts())
+        parts = (self._centred(part) * self._scale for part in self.table.parts())
         return float(SAFE * max(np.linalg.norm(rows, axis=1).max() for rows in parts))
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from normscope.certificates.token_certificates import NEVER, OPEN, TIED, WINS, WORDS, TokenCertificates
 from normscope.errors import InputError
@@ -89,13 +90,12 @@ class TokenVerdicts(
     def holds(self) -> bool:
         """Whether each verdict has a certificate. They were right when they were found; `verify` checks them again."""
         ours, theirs = self.any_vector, self.reachable
-        shown = ours.certified > 0
-        if theirs is None:
-            return bool((shown | (ours.verdict == OPEN)).all())
-        reached = theirs.certified > 0  # who wins by a reachable vector wins, and who never wins is not won by one
-        right = (ours.verdict == OPEN) | shown | ((ours.verdict == WINS) & reached)
-        right &= (theirs.verdict == OPEN) | reached | (np.isin(theirs.verdict, (NEVER, TIED)) & shown)
-        return bool(right.all())
+        wins, loses = ours.with_vector, ours.with_weights
+        if theirs is not None:  # who wins by a reachable vector wins, and who never wins is not won by one
+            wins = wins | theirs.with_vector
+            if not _certified(theirs, theirs.with_vector, loses | theirs.with_weights):
+                return False
+        return _certified(ours, wins, loses)
 
     def __repr__(self) -> str:
         rows = "; ".join(f"{row.vectors}: {in_words(row)}" for row in self.counts)
@@ -132,6 +132,11 @@ def list_tokens(
         TokenVerdict(token, texts[token], _word(first[token]), None if second is None else _word(second[token]))
         for token in not_winning(any_vector, reachable)
     )
+
+
+def _certified(found: TokenCertificates, wins: NDArray[np.bool_], loses: NDArray[np.bool_]) -> bool:
+    right = np.where(found.verdict == WINS, wins, loses) | (found.verdict == OPEN)
+    return bool(right.all())
 
 
 def _word(verdict: int) -> Word:

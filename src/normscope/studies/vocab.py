@@ -122,9 +122,11 @@ def read_again(result: TokenVerdicts, model: nn.Module | str | Path | Subject | 
     subject = target if isinstance(target, Subject) else Subject(target, dtype=result.dtype)
     again = _Described(subject, result.dtype)
     says = again.result(result.any_vector, result.reachable).to_dict()
-    given = () if model is None or subject.path is result.path is None else ("model", "path", "dtype")  # may have moved
+    given: set[str] = set()
+    if model is not None and (subject.path is not None or result.path is not None):  # it may have moved since
+        given = {"model", "path", "dtype"}
     if (subject.path is None) != (result.path is None):  # a module has no tokenizer
-        given += ("listed",)
+        given.add("listed")
     return TableRead(again.table, {name: value for name, value in says.items() if name not in given})
 
 

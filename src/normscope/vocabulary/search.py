@@ -107,18 +107,18 @@ def _own_directions(view: View, answers: Answers, rivals: Ints, clock: Clock, pr
             continue
         if answers.frame is None:
             answers.frame = frame_of(view)
-        own, check = (
-            OwnDirections(view, answers.frame, power),
-            OwnDirectionCheck(view.table, answers.frame, view.reachable),
-        )
+        own, near = OwnDirections(view, answers.frame, power), [np.zeros(0, np.int64)]
         for block in progress(own.blocks(tokens), f"own directions, {view.question}, power {power:g}"):
             asked = own.ask(block)
-            near = np.flatnonzero(asked.near)
-            asked.proven[near] = check.wins(power, view.names[block[near]])
+            near.append(view.names[block[asked.near]])
             rivals[view.names[block]] = view.names[asked.rivals]
             answers.win_along_themselves(view.names[block[asked.proven]], power)
             if clock.is_up():
                 return
+        check, unsure = OwnDirectionCheck(view.table, answers.frame, view.reachable), np.concatenate(near)
+        for start in range(0, len(unsure), AT_ONCE):
+            some = unsure[start : start + AT_ONCE]
+            answers.win_along_themselves(some[check.wins(power, some)], power)
         answers.passed.append(power)
 
 
