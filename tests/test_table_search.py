@@ -408,7 +408,7 @@ def test_findings_survive_as_plain_arrays():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"verdict": np.zeros(3)}, "array verdict must be finite, of whole numbers, got float64"),
+        ({"verdict": np.zeros(3)}, "array verdict must be of int8, got float64"),
         ({"verdict": np.full(90, 7, np.int8)}, "verdicts must be numbers from 0 to 3"),
         ({"verdict": np.zeros(3, np.int8)}, "there must be a power for each token"),
         ({"power": np.full(90, 0.3)}, "0, or one of 0.75, 0.5, 1.0, 0.25"),
@@ -417,7 +417,8 @@ def test_findings_survive_as_plain_arrays():
         ({"query_tokens": np.array([-1])}, "query_tokens must be numbers of tokens"),
         ({"queries": np.ones((1, 6))}, "there must be a vector for each of"),
         ({"queries": np.full((1, 6), np.nan)}, "array queries must be finite"),
-        ({"weights": None}, "array weights must be finite, of floats, got NoneType"),
+        ({"queries": np.ones((1, 6), np.float32)}, "array queries must be of float64, got float32"),
+        ({"weights": None}, "array weights must be of float64, got NoneType"),
         ({"frame": None}, "own directions need center, axes and variances"),
         ({"power": np.zeros(90)}, "own directions need center, axes and variances, which are for nothing else"),
     ],
@@ -432,7 +433,7 @@ def test_arrays_that_do_not_belong_together_are_refused(change, message):
 @pytest.mark.parametrize(("name", "array"), [("axes", np.ones((2, 2))), ("variances", -np.ones(5)), ("center", 1)])
 def test_a_frame_that_is_none_is_refused(name, array):
     found = found_in(example_table()).reachable.certificates()
-    with pytest.raises(InputError, match=r"axes must have an entry|must be finite"):
+    with pytest.raises(InputError, match=r"axes must have an entry|center must be of float64, got int"):
         replace(found, frame=replace(found.frame, **{name: array}))
 
 

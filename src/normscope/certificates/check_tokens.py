@@ -23,7 +23,7 @@ from normscope.certificates.hull_proofs import NEAR_TIE, PROVEN, TINY, WRONG, ju
 from normscope.certificates.key_certificates import Ints
 from normscope.certificates.token_certificates import NEVER, OPEN, TIED, WINS, WORDS, TokenCertificates
 from normscope.certificates.token_scores import (
-    AT_ONCE,
+    MANY,
     OwnDirectionCheck,
     outputs_of,
     prefers,
@@ -194,10 +194,10 @@ def _wrong_vectors(table: Table, found: TokenCertificates, reachable: bool, prog
     if found.frame is not None:
         own = OwnDirectionCheck(table, found.frame, reachable)
         blocks = [
-            (float(power), tokens[start : start + AT_ONCE])
+            (float(power), tokens[start : start + MANY])
             for power in np.unique(found.power[found.power != 0])
             for tokens in [np.flatnonzero(found.power == power)]
-            for start in range(0, len(tokens), AT_ONCE)
+            for start in range(0, len(tokens), MANY)
         ]
         for power, tokens in progress(blocks, f"own directions, {NAMES[reachable]}"):
             wins = own.wins(power, tokens)

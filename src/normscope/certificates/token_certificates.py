@@ -80,7 +80,7 @@ class TokenCertificates:
         return np.isin(np.arange(len(self.verdict)), self.weight_tokens)
 
 
-WHOLE = ("verdict", "query_tokens", "weight_tokens", "starts", "indices")
+DTYPES = dict.fromkeys(("query_tokens", "weight_tokens", "starts", "indices"), "int64") | {"verdict": "int8"}
 MATRICES = ("queries", "axes")
 
 
@@ -106,12 +106,14 @@ def _form_faults(found: TokenCertificates) -> Iterator[str]:
 def _array_faults(found: TokenCertificates) -> Iterator[str]:
     for part in (found, found.frame):
         for name in [] if part is None else [each.name for each in fields(part) if each.name != "frame"]:
-            array, kind = getattr(part, name), "i" if name in WHOLE else "f"
-            if not isinstance(array, np.ndarray) or array.dtype.kind != kind or not np.isfinite(array).all():
-                got = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-                yield f"array {name} must be finite, of {'whole numbers' if kind == 'i' else 'floats'}, got {got}"
-            elif array.ndim != (2 if name in MATRICES else 1):
-                yield f"array {name} must have {2 if name in MATRICES else 1} axes, got shape {array.shape}"
+            array, kind, axes = getattr(part, name), DTYPES.get(name, "float64"), 2 if name in MATRICES else 1
+            got = str(array.dtype) if isinstance(array, np.ndarray) else type(array).__name__
+            if got != kind:
+                yield f"array {name} must be of {kind}, got {got}"
+            elif not np.isfinite(array).all():
+                yield f"array {name} must be finite"
+            elif array.ndim != axes:
+                yield f"array {name} must have {axes} axes, got shape {array.shape}"
 
 
 def _number_faults(found: TokenCertificates) -> Iterator[str]:

@@ -33,7 +33,7 @@ from normscope.errors import InputError
 Flags = NDArray[np.bool_]
 SINGLE, TINY, TINIER = 2.0**-24, 2.0**-126, 2.0**-1060
 SAFE = 1.01  # for the rounding of the bounds themselves
-AT_ONCE = 4096  # vectors in single precision
+MANY = 4096  # vectors in single precision
 FEW = 256  # vectors in double precision
 MOST_NEAR = 64  # rivals within rounding of a token, beyond which it counts as not shown
 

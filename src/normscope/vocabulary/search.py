@@ -19,7 +19,7 @@ import numpy as np
 from normscope.certificates.check_tokens import verdict_of
 from normscope.certificates.key_certificates import Ints
 from normscope.certificates.token_certificates import NEVER, OPEN, POWERS, TIED, WINS, Frame
-from normscope.certificates.token_scores import OwnDirectionCheck, prefers, prefers_reachable
+from normscope.certificates.token_scores import MANY, OwnDirectionCheck, prefers, prefers_reachable
 from normscope.certificates.token_table import Outputs, Table
 from normscope.checks import Floats
 from normscope.progress import Progress, silent
@@ -116,8 +116,8 @@ def _own_directions(view: View, answers: Answers, rivals: Ints, clock: Clock, pr
             if clock.is_up():
                 return
         check, unsure = OwnDirectionCheck(view.table, answers.frame, view.reachable), np.concatenate(near)
-        for start in range(0, len(unsure), AT_ONCE):
-            some = unsure[start : start + AT_ONCE]
+        for start in range(0, len(unsure), MANY):
+            some = unsure[start : start + MANY]
             answers.win_along_themselves(some[check.wins(power, some)], power)
         answers.passed.append(power)
 
