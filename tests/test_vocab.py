@@ -11,6 +11,7 @@ import pytest
 import torch
 import typer
 from rich.console import Console
+from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
@@ -233,6 +234,16 @@ def test_a_saved_result_verifies_from_the_model_alone_and_not_once_it_is_changed
     found = ns.verify(tmp_path / "turned.safetensors")
     assert not found.holds
     assert "does not prefer it to all others" in found.reason
+
+
+def test_verification_says_what_was_assumed_of_tensors_without_an_architecture(tmp_path):
+    """Nothing shows there which norm the matrix reads, nor what kind it is."""
+    save_file({"lm_head.weight": torch.randn(9, 3), "model.norm.weight": torch.rand(3)}, tmp_path / "model.safetensors")
+    result = vocab(tmp_path / "model.safetensors", resume=tmp_path / "tokens.safetensors")
+    found = ns.verify(tmp_path / "tokens.safetensors")
+    assert found.holds
+    assert found.reason.endswith(f"; assumed: {', '.join(result.assumed)}")
+    assert "which norm it reads, by its name" in found.reason
 
 
 def test_a_saved_result_is_held_against_a_model_that_is_given(tmp_path, demo):

@@ -73,7 +73,8 @@ def check(result: Any, progress: Progress = silent, against: TableRead | None = 
         if said[name] != value:
             return False, f"{name} must be {quoted(value)}, as the model has it, got {quoted(said[name])}"
     found = [(result.any_vector, False), (result.reachable, True)]
-    return True, "; ".join(f"{NAMES[kind]}: {_in_words(each)}" for each, kind in found if each is not None)
+    proven = [f"{NAMES[kind]}: {_in_words(each)}" for each, kind in found if each is not None]
+    return True, "; ".join([*proven, *([f"assumed: {', '.join(result.assumed)}"] if result.assumed else [])])
 
 
 def first_fault(
