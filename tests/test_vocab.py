@@ -254,6 +254,15 @@ def test_a_saved_result_is_held_against_a_model_that_is_given(tmp_path, demo):
     assert not ns.verify(tmp_path / "demo.safetensors", against=model).holds
 
 
+def test_a_folder_is_read_again_in_the_dtype_it_was_loaded_in(tmp_path, demo):
+    found = vocab(demo_model(), text="A few words.", dtype="bfloat16")
+    assert found.sha256 != demo.sha256
+    found.save(tmp_path / "half.safetensors")
+    assert ns.verify(tmp_path / "half.safetensors").holds
+    replace(found, dtype=None).save(tmp_path / "single.safetensors")
+    assert not ns.verify(tmp_path / "single.safetensors").holds
+
+
 def test_verification_counts_tied_tokens_apart():
     model = random_net()
     result = vocab(model, inputs=EXAMPLE)

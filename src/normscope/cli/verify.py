@@ -44,6 +44,11 @@ def _verified(file: Path, samples: Path | None, label: str | None) -> tuple[bool
     from normscope.files import said_format
     from normscope.separation import archive, storage
 
+    if _is_result(file):
+        from normscope.verify_file import verify as check
+
+        found = check(file, against=samples, label=label, progress=progress)
+        return found.holds, found.reason
     if file.suffix.lower() in network.ENDINGS:
         from normscope.studies.memorize import verify_memorized
 
@@ -63,3 +68,15 @@ def _verified(file: Path, samples: Path | None, label: str | None) -> tuple[bool
 
         return verify_shattering(file, progress=progress)
     return storage.verify_certificates(file)
+
+
+def _is_result(file: Path) -> bool:
+    from safetensors import SafetensorError, safe_open
+
+    from normscope.results.result import FORMAT
+
+    try:
+        with safe_open(file, "np") as opened:
+            return (opened.metadata() or {}).get("format") == FORMAT
+    except (SafetensorError, OSError):
+        return False

@@ -23,7 +23,8 @@ def vocab(
     text: TextOption = None,
     inputs: InputsOption = None,
     seconds: Annotated[
-        float | None, typer.Option(help="Stop after this time; tokens without a verdict by then are open.", min=0)
+        float | None,
+        typer.Option(help="Stop after this many seconds; tokens without a verdict by then are open.", min=0),
     ] = None,
     resume: Path | None = None,
 ) -> Any:

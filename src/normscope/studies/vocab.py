@@ -57,7 +57,7 @@ def vocab(
         What the model is run on, to see which matrix scores tokens and which norm it reads: the first batch. Models of
         transformers need neither.
     seconds
-        Stop after this time; tokens without a verdict by then are open. None: no limit.
+        Stop after this many seconds; tokens without a verdict by then are open. None: no limit.
     resume
         A .safetensors file, as `save` writes it. If it exists, the search resumes from it; it is updated while the
         search runs, and at its end.

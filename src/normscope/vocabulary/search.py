@@ -1,12 +1,13 @@
 """The tokens of a large table one after the other, until all are settled or time is up.
 
-1. Twins are set apart.
+1. Duplicates are set apart.
 2. Own directions, for reachable vectors and then for any: settles almost all, block by block.
 3. The nearest point of the hull for the rest: a vector that prefers the token, or weights that rule all vectors out.
 4. Where a token can win but no reachable vector is known: the vector it wins by, turned towards what can be reached;
    then the exact method over the ellipsoid, or the nearest point again where all heights are equal.
 
-Nothing counts that the checker has not passed. What is found is kept in `Findings`, from which a search goes on later.
+Vectors and weights count only if the checker passes them, own directions if they lead by more than the bound of their
+screen, or if the checker passes them. What is found is kept in `Findings`, from which a search can be resumed.
 """
 
 import time
@@ -69,10 +70,10 @@ def search(table: Table, findings: Findings, clock: Clock, progress: Progress = 
     >>> table = Table(np.array([[0, 0], [4, 0], [0, 4], [1, 1], [0, 4]], np.float32))
     >>> findings = Findings.none_yet(len(table), reachable=False)
     >>> search(table, findings, Clock())
-    >>> findings.any_vector.verdict  # wins, wins, tied with its twin, never, tied
+    >>> findings.any_vector.verdict  # wins, wins, tied with its duplicate, never, tied
     array([1, 1, 3, 2, 3], dtype=int8)
     """
-    with clock.phase("twins"):
+    with clock.phase("duplicates"):
         names, twin_of = set_twins_apart(table.stored(), table.bias)
         for token, twin in twin_of.items():
             tied = table.bias is None or table.bias[token] == table.bias[twin]
