@@ -1,1 +1,1 @@
-"""What stands out in results, in sentences: one file for each kind of result."""
+"""What stands out in a result, in sentences: one file for each type of result."""
