@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from folding_models import folding_model
+from normscope import fold
 from normscope.cli.fold import fold as fold_command
 from normscope.data import demo_model
 from normscope.errors import NotCertifiedError
@@ -27,7 +28,6 @@ from normscope.results.folding import Folding
 from normscope.results.result import load
 from normscope.rewrite import folded_weights as weights
 from normscope.rewrite import saved_model as storage
-from normscope.rewrite.fold import fold
 from normscope.rewrite.saved_program import load_program
 from normscope_lab.bench.fold_bench import QUICK, run
 
