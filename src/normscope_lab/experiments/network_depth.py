@@ -62,7 +62,7 @@ class NetworkDepth(Experiment):
         count, method = cell.settings["samples"], cell.settings["method"]
         rng = np.random.default_rng([cell.seed, count])
         samples, labels = rng.random((count, 1)), np.append([0, 1], rng.integers(0, 2, count - 2))
-        net = memorize(samples, labels, method="search" if method == "fold" else method, seed=cell.seed)
+        net = memorize(samples, labels, method=method, seed=cell.seed)
         return [
             {
                 "seed": cell.seed,
