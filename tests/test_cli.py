@@ -310,27 +310,6 @@ def test_a_terminal_without_unicode_gets_tables_all_the_same():
     assert "h.0.ln_1" in done.stdout
 
 
-def test_bench_axes_measures_and_fits_its_schema(tmp_path):
-    picture = tmp_path / "growth.svg"
-    done = run("bench", "axes", "--size", 32, "--size", 64, "--json", "--picture", picture)
-    assert done.returncode == 0
-    result = json.loads(done.stdout)
-    jsonschema.validate(result, schema("bench_axes"), cls=jsonschema.Draft202012Validator)
-    measured = [(row["size"], row["quantity"]) for row in result["comparisons"]]
-    assert measured == [(32, "lengths"), (64, "lengths"), (32, "axes"), (64, "axes")]
-    for row in result["comparisons"]:
-        assert row["ratio"] == pytest.approx(row["dense_seconds"] / row["normscope_seconds"])
-    assert result["first_call"]["cached_seconds"] < result["first_call"]["compiling_seconds"]
-    assert "<svg" in picture.read_text(encoding="utf-8")
-
-
-def test_bench_inspect_finds_161_norms_in_a_checkpoint_of_70b_shape():
-    result = json.loads(run("bench", "inspect", "--json").stdout)
-    jsonschema.validate(result, schema("bench_inspect"), cls=jsonschema.Draft202012Validator)
-    assert (result["norms"], result["parameters"]) == (161, 70_553_706_496)
-    assert result["peak_megabytes"] < 1500
-
-
 def test_version_and_help():
     assert run("--version").stdout.strip() == normscope.__version__
     overview = run("--help").stdout
@@ -374,13 +353,13 @@ def test_every_command_that_calls_a_model_takes_inputs_from_a_file(run_here, inp
     assert json.loads(done.stdout)["sequences"] == 2
     done = run_here("ranges", "--inputs", inputs, "--json")
     assert json.loads(done.stdout)["layers"] == json.loads(run_here("ranges", "--json").stdout)["layers"]
-    done = run_here("fold", "bundled", tmp_path / "folded", "--inputs", inputs, "--json")
+    done = run_here("fold", "--out", tmp_path / "folded", "--inputs", inputs, "--json")
     assert json.loads(done.stdout)["certificate"]["inputs"] == "input_ids 2×6"
 
 
 @pytest.mark.parametrize("command", ["inspect", "ranges", "keys", "fold"])
 def test_inputs_that_the_model_does_not_take_are_refused(run_here, command, inputs, tmp_path):
-    target = ["bundled", tmp_path / "out"] if command == "fold" else []
+    target = ["--out", tmp_path / "out"] if command == "fold" else []
     np.savez(tmp_path / "wrong.npz", tokens=np.arange(3))
     done = run_here(command, *target, "--inputs", tmp_path / "wrong.npz")
     assert_refused(done, "inputs must be named like parameters of GPT2LMHeadModel.forward, got 'tokens'")

@@ -115,8 +115,8 @@ def test_a_norm_with_shift_and_factor_has_no_ellipsoid_and_no_landing_and_is_kep
     (norm,) = ns.inspect(model, inputs={"x": torch.randn(1, 5, SIZE)}).norms
     assert (norm.kind, norm.landing) == ("unknown", None)
     swapping = ns.swap(model, groups=2, only="*")
-    assert [kept.name for kept in swapping.kept] == ["norm"]
-    assert swapping.model(*EXAMPLE).shape == (2, 5, 4)
+    assert [kept.norm for kept in swapping.kept] == ["norm"]
+    assert swapping.module(*EXAMPLE).shape == (2, 5, 4)
 
 
 class AnyArguments(nn.LayerNorm):

@@ -15,7 +15,7 @@ from normscope.data import demo_model
 from normscope.models.batches import batches_for, first_batch, read_inputs
 from normscope.models.example_inputs import example_inputs
 from normscope.models.load import text_batches
-from normscope.rewrite.saved_model import fold_checkpoint
+from normscope.rewrite.fold import fold
 from tiny_models import build
 
 SHAPES = {  # of an example, where it is more than token ids
@@ -241,11 +241,11 @@ def test_keys_of_a_live_module_and_of_a_folder_are_those_of_inputs():
 
 
 def test_two_towers_are_folded_from_the_command_line_s_own_call(clip, tmp_path):
-    folding = fold_checkpoint(clip, tmp_path / "folded")
+    folding = fold(clip, out=tmp_path / "folded")
     assert folding.not_run == ()
     assert folding.certificate.inputs == "input_ids 2×8, pixel_values 2×3×8×8"
     own = {"input_ids": torch.arange(3, 9).reshape(1, 6), "pixel_values": torch.ones(1, 3, 8, 8)}
-    folding = fold_checkpoint(clip, tmp_path / "again", inputs=own)
+    folding = fold(clip, out=tmp_path / "again", inputs=own)
     assert folding.certificate.inputs == "input_ids 1×6, pixel_values 1×3×8×8"
 
 

@@ -13,7 +13,7 @@ from torch import nn
 import normscope
 import normscope.models.load
 from normscope import Norm
-from normscope.capacity.nonlinearity import nonlinearity
+from normscope.capacity import nonlinearity
 from normscope.data import demo_model, sample_text
 from normscope.report.terminal import as_text
 from normscope.results.inspection import Channel

@@ -4,7 +4,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from normscope import Norm
-from normscope.capacity.nonlinearity import nonlinearity
+from normscope.capacity import nonlinearity
 from normscope.studies import affine_fit
 from normscope.studies.landing import KEPT, LandingGatherer
 from strategies import seeds

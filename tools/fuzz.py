@@ -250,16 +250,15 @@ def read_vocab(path: Path) -> str | None:
 def prepare_shatter(folder: Path) -> list[Path]:
     import normscope
 
-    normscope.shatter(2, state=folder / "two.npz")
-    return [folder / "two.npz"]
+    normscope.capacity.shatter(2, resume=folder / "two.safetensors")
+    return [folder / "two.safetensors"]
 
 
 def read_shatter(path: Path) -> str:
-    from normscope.capacity.equal_creases import folded_points
-    from normscope.capacity.shatter_state import load_networks
+    import normscope
 
     said = verified(path)
-    load_networks(path, 2, 0, folded_points(2))
+    normscope.load(path)
     return said
 
 
@@ -268,11 +267,11 @@ def prepare_network(folder: Path) -> list[Path]:
 
     labels = ["a", "b", "a", "b", "c"]
     write(folder / "samples.csv", "\n".join(f"{number},{label}" for number, label in enumerate(labels)))
-    for method in ("fold", "merge"):
-        normscope.memorize([[float(number)] for number in range(5)], labels, method=method).save(
+    for method in ("search", "merge"):
+        normscope.capacity.memorize([[float(number)] for number in range(5)], labels, method=method).save(
             folder / f"{method}.safetensors"
         )
-    return [folder / "fold.safetensors", folder / "merge.safetensors"]
+    return [folder / "search.safetensors", folder / "merge.safetensors"]
 
 
 def prepare_csv(folder: Path) -> list[Path]:
@@ -288,9 +287,8 @@ def read_csv(path: Path) -> None:
     """Samples as `normscope memorize` takes them, up to the line that they are laid on."""
     import numpy as np
 
-    from normscope.capacity.line import choose_line
-    from normscope.capacity.samples import checked_samples
-    from normscope.studies.labelled_table import read_labelled_table
+    from normscope.capacity.samples import checked_samples, choose_line
+    from normscope.models.labelled_table import read_labelled_table
 
     table = read_labelled_table(path)
     samples = checked_samples(table.samples, np.array(table.labels), "float64")
@@ -364,9 +362,9 @@ def prepare_run(folder: Path) -> list[Path]:
 
     reproduce("random-keys", folder / "run", seeds=1, changes=TINY_RUN, workers=1)
     cells = sorted((folder / "run" / "cells").glob("*.json"))
-    from normscope_lab.engine.keep import Keep
+    from normscope_lab.engine.cell_state import CellState
 
-    Keep(folder, "cell").save({"epoch": 3, "rows": [{"loss": 0.5}]}, done=0.25)
+    CellState(folder, "cell").save({"epoch": 3, "rows": [{"loss": 0.5}]}, done=0.25)
     return [folder / "run" / "config.json", cells[0], folder / "cell.state", folder / "cell.done"]
 
 
@@ -374,38 +372,37 @@ TINY_RUN = {"channels": [2], "keys": [3], "runs": 1}
 
 
 def read_run(path: Path) -> None:
-    """What a run that goes on reads of what is there, without the pictures that follow."""
+    """What a resumed run reads of what is there, without the pictures that follow."""
     from normscope_lab.engine import runs
-    from normscope_lab.engine.keep import Keep
-    from normscope_lab.experiments.catalogue import experiment_named
+    from normscope_lab.engine.cell_state import CellState
+    from normscope_lab.engine.experiment import experiment_named
 
     if path.stem == "cell":
-        Keep(path.parent, "cell").load()
-        assert 0 <= Keep(path.parent, "cell").fraction <= 1
+        CellState(path.parent, "cell").load()
+        assert 0 <= CellState(path.parent, "cell").fraction <= 1
         return
     folder = path.parent if path.name == "config.json" else path.parent.parent
     experiment = experiment_named("random-keys")
-    settings = runs._changed(experiment.settings("quick", None), TINY_RUN)
-    runs._open_folder(folder, experiment, "quick", [0], settings, "")
+    settings = runs.changed(experiment.settings("quick", None), TINY_RUN)
+    runs.open_folder(folder, experiment.name, "quick", [0], settings)
     for cell in experiment.cells(settings, [0]):
-        runs._finished(folder / "cells", cell)
+        runs.finished(folder / "cells", cell)
 
 
 def prepare_settings(folder: Path) -> list[Path]:
-    lines = ["random-keys channels=[2, 3] runs=1", "vit learning_rate=1e-3 batch=8", "capacity merge=[9] depths=[1]"]
+    lines = ["random-keys channels=[2, 3] runs=1", "vit learning_rate=1e-3 batch=8", "network-depth merge=[9]"]
     return [write(folder / f"{number}.args", line) for number, line in enumerate(lines)]
 
 
 def read_settings(path: Path) -> None:
     """An experiment and what --set gives it, up to the cells that would be run."""
-    from normscope.cli.reproduce import _change
-    from normscope_lab.engine.runs import _changed
-    from normscope_lab.experiments.catalogue import experiment_named
+    from normscope_lab.engine.experiment import experiment_named
+    from normscope_lab.engine.runs import changed, parsed_change
 
     name, _, changes = path.read_text("utf-8", "surrogateescape").partition(" ")
     experiment = experiment_named(name)
-    given = dict(_change(each) for each in changes.replace(", ", ",").split(" "))
-    experiment.cells(_changed(experiment.settings("quick", None), given), [0])
+    given = dict(parsed_change(each) for each in changes.replace(", ", ",").split(" "))
+    experiment.cells(changed(experiment.settings("quick", None), given), [0])
 
 
 def prepare_options(folder: Path) -> list[Path]:
@@ -413,10 +410,10 @@ def prepare_options(folder: Path) -> list[Path]:
     prepare_network(folder)
     commands = [
         "shatter 1 --points 2 --seed 0",
-        "memorize FOLDER/heading.csv --label kind --eps 0 --seed 3 --dtype float64 --method fold --seconds 5",
+        "memorize FOLDER/heading.csv --label kind --eps 0 --seed 3 --dtype float64 --method search --seconds 5",
         "verify FOLDER/fold.safetensors FOLDER/samples.csv --label 2",
-        "separability --texts FOLDER/plain.csv",
-        "reproduce capacity --preset quick --set merge=[9] --seeds 0",
+        "separability --text FOLDER/plain.csv",
+        "reproduce network-depth --preset quick --set merge=[9] --seeds 0",
         "keys --text sample --at heads --max-keys x",
         "inspect FOLDER/plain.csv --dtype float32 --device cpu",
         "fold FOLDER -o FOLDER/plain.csv",
@@ -454,13 +451,13 @@ READERS = {
     "certificates": Reader("certificates of keys, .npz", prepare_certificates, verified, 60),
     "archive": Reader("certificates of many sets of keys, .zip", prepare_archive, verified, 30),
     "vocab": Reader("a state of `vocab`, .npz", prepare_vocab, read_vocab, 30),
-    "shatter": Reader("a state of `shatter`, .npz", prepare_shatter, read_shatter, 16),
-    "network": Reader("a network of `memorize`, .safetensors", prepare_network, verified, 150),
+    "shatter": Reader("a result of `shatter`, .safetensors", prepare_shatter, read_shatter, 16),
+    "network": Reader("a result of `memorize`, .safetensors", prepare_network, verified, 150),
     "csv": Reader("samples with labels, .csv", prepare_csv, read_csv, 80),
     "images": Reader("images of the experiments: .npz, binary, pickled, IDX", prepare_images, read_images, 60),
     "texts": Reader("texts of the experiments, plain and .gz", prepare_texts, read_texts, 20),
     "labelled": Reader("texts with labels, .tsv", prepare_labelled, read_labelled, 90),
-    "run": Reader("the folder of a run that is continued", prepare_run, read_run, 40),
+    "run": Reader("the folder of a run that is resumed", prepare_run, read_run, 40),
     "settings": Reader("values of --set", prepare_settings, read_settings, 80),
     "options": Reader("words of a command line", prepare_options, read_options, 10),
 }

@@ -74,7 +74,7 @@ class Reading:
 
 
 class Streams:
-    """The norms of a traced model in their places."""
+    """The norms of a traced model, their calls, and the streams that they read."""
 
     def __init__(self, graph: ModelGraph, norms: Iterable[FoundNorm], mistaken: Mapping[str, str]) -> None:
         self.graph = graph

@@ -8,7 +8,7 @@ Of all inputs: the share of the output's variance that no affine map explains.
 
 import numpy as np
 
-from normscope.capacity.nonlinearity import admissible_groups, bending
+from normscope.capacity.second_derivative import admissible_groups, nonlinearity
 from normscope.checks import Floats
 from normscope.norm import Norm
 from normscope.results.inspection import GroupFactor, Landing
@@ -42,7 +42,7 @@ class LandingGatherer:
     def add(self, x: Floats) -> None:
         """Inputs of shape (n, N)."""
         norm = self._norm
-        bent = bending(norm, x, eps_place=self._eps_place)
+        bent = nonlinearity(norm, x, "all", eps_place=self._eps_place)
         self._figures["nonlinearity"].add(np.minimum(bent.nonlinearity, LARGEST))
         for groups, factor in bent.factors.items():
             self._factors[groups].add(np.minimum(factor[~np.isnan(factor)], LARGEST))
