@@ -3,22 +3,18 @@
 import json
 import re
 from importlib.resources import files
-from io import StringIO
 from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 import normscope as ns
 from normscope.cli import app
 from normscope.models.labelled_table import read_labelled_table
-from normscope.report.tables import tables
 from normscope.results.memorized import Memorized
 from normscope.studies.memorize import memorize_file
-from normscope_lab.bench.memorize_bench import Task, run
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -175,31 +171,6 @@ def test_the_way_of_the_samples_ends_with_each_class_in_one_piece(tmp_path):
         assert (np.diff(numbers) >= 0).all()
         figure = result.plot()
         assert f"found by {method}" in figure.get_suptitle()
-
-
-def test_the_benchmark_follows_its_schema():
-    result = run((20,), (Task(12, classes=3, method="merge"),), seeds=2)
-    found = result.to_dict()
-    jsonschema.validate(found, schema("bench_memorize"))
-    assert [(task["samples"], task["seeds"], task["all_certified"]) for task in found["tasks"]] == [
-        (20, 2, True),
-        (12, 2, True),
-    ]
-    text = StringIO()
-    for part in tables(result):
-        Console(file=text, width=100).print(part)
-    assert max(map(len, text.getvalue().splitlines())) <= 100
-
-
-def test_the_published_figures_are_those_of_the_run():
-    text = (DOCS / "memorize.md").read_text(encoding="utf-8")
-    run_kept = json.loads((DOCS / "results" / "memorize.json").read_text(encoding="utf-8"))
-    jsonschema.validate(run_kept, schema("bench_memorize"))
-    for task in run_kept["tasks"]:
-        certified = "all" if task["all_certified"] else "not all"
-        cells = [task["method"], task["dtype"], task["samples"], task["classes"], task["paper_bound"]]
-        cells += [f"{task['median_depth']:g}", certified, task["least_float_right"], f"{task['median_seconds']:.1f} s"]
-        assert f"| {' | '.join(map(str, cells))} |" in text
 
 
 def test_the_published_data_sets_are_those_of_the_run():

@@ -227,24 +227,27 @@ def prepare_vocab(folder: Path) -> list[Path]:
     model = folder / "model"
     tiny_gpt().save_pretrained(model)
     with torch.no_grad():
-        normscope.vocab(model, state=folder / "state.npz")
-    return [folder / "state.npz"]
+        normscope.vocab(model, resume=folder / "tokens.safetensors")
+    return [folder / "tokens.safetensors"]
 
 
 @cache
 def vocab_table(model: Path) -> Any:
+    from normscope.certificates.check_tokens import TableRead
+    from normscope.certificates.token_table import Table
+    from normscope.models.subject import Subject
     from normscope.models.unembedding import unembedding_of
-    from normscope.studies.vocab import table_of
 
-    return table_of(unembedding_of(model))[0]
+    found = unembedding_of(Subject(model))
+    return TableRead(Table.after(found.norm, found.rows, found.bias), {})
 
 
-def read_vocab(path: Path) -> str | None:
+def read_vocab(path: Path) -> str:
     """What verify does, for a model that is read once."""
-    from normscope.certificates.check_tokens import first_fault
-    from normscope.vocabulary.findings import load_findings
+    import normscope
+    from normscope.certificates.check_tokens import check
 
-    return first_fault(vocab_table(path.parent / "model"), load_findings(path).findings)
+    return check(normscope.load(path), against=vocab_table(path.parent / "model"))[1]
 
 
 def prepare_shatter(folder: Path) -> list[Path]:
@@ -354,9 +357,9 @@ def prepare_run(folder: Path) -> list[Path]:
 
     reproduce("random-keys", folder / "run", seeds=1, changes=TINY_RUN, workers=1)
     cells = sorted((folder / "run" / "cells").glob("*.json"))
-    from normscope_lab.engine.keep import Keep
+    from normscope_lab.engine.cell_state import CellState
 
-    Keep(folder, "cell").save({"epoch": 3, "rows": [{"loss": 0.5}]}, done=0.25)
+    CellState(folder, "cell").save({"epoch": 3, "rows": [{"loss": 0.5}]}, done=0.25)
     return [folder / "run" / "config.json", cells[0], folder / "cell.state", folder / "cell.done"]
 
 
@@ -364,38 +367,37 @@ TINY_RUN = {"channels": [2], "keys": [3], "runs": 1}
 
 
 def read_run(path: Path) -> None:
-    """What a run that goes on reads of what is there, without the pictures that follow."""
+    """What a resumed run reads of what is there, without the pictures that follow."""
     from normscope_lab.engine import runs
-    from normscope_lab.engine.keep import Keep
-    from normscope_lab.experiments.catalogue import experiment_named
+    from normscope_lab.engine.cell_state import CellState
+    from normscope_lab.engine.experiment import experiment_named
 
     if path.stem == "cell":
-        Keep(path.parent, "cell").load()
-        assert 0 <= Keep(path.parent, "cell").fraction <= 1
+        CellState(path.parent, "cell").load()
+        assert 0 <= CellState(path.parent, "cell").fraction <= 1
         return
     folder = path.parent if path.name == "config.json" else path.parent.parent
     experiment = experiment_named("random-keys")
-    settings = runs._changed(experiment.settings("quick", None), TINY_RUN)
-    runs._open_folder(folder, experiment, "quick", [0], settings, "")
+    settings = runs.changed(experiment.settings("quick", None), TINY_RUN)
+    runs.open_folder(folder, experiment.name, "quick", [0], settings)
     for cell in experiment.cells(settings, [0]):
-        runs._finished(folder / "cells", cell)
+        runs.finished(folder / "cells", cell)
 
 
 def prepare_settings(folder: Path) -> list[Path]:
-    lines = ["random-keys channels=[2, 3] runs=1", "vit learning_rate=1e-3 batch=8", "capacity merge=[9] depths=[1]"]
+    lines = ["random-keys channels=[2, 3] runs=1", "vit learning_rate=1e-3 batch=8", "network-depth merge=[9]"]
     return [write(folder / f"{number}.args", line) for number, line in enumerate(lines)]
 
 
 def read_settings(path: Path) -> None:
     """An experiment and what --set gives it, up to the cells that would be run."""
-    from normscope.cli.reproduce import _change
-    from normscope_lab.engine.runs import _changed
-    from normscope_lab.experiments.catalogue import experiment_named
+    from normscope_lab.engine.experiment import experiment_named
+    from normscope_lab.engine.runs import changed, parsed_change
 
     name, _, changes = path.read_text("utf-8", "surrogateescape").partition(" ")
     experiment = experiment_named(name)
-    given = dict(_change(each) for each in changes.replace(", ", ",").split(" "))
-    experiment.cells(_changed(experiment.settings("quick", None), given), [0])
+    given = dict(parsed_change(each) for each in changes.replace(", ", ",").split(" "))
+    experiment.cells(changed(experiment.settings("quick", None), given), [0])
 
 
 def prepare_options(folder: Path) -> list[Path]:
@@ -406,12 +408,12 @@ def prepare_options(folder: Path) -> list[Path]:
         "memorize FOLDER/heading.csv --label kind --eps 0 --seed 3 --dtype float64 --method search --seconds 5",
         "verify FOLDER/search.safetensors FOLDER/samples.csv --label 2",
         "separability --text FOLDER/plain.csv",
-        "reproduce capacity --preset quick --set merge=[9] --seeds 0",
+        "reproduce network-depth --preset quick --set merge=[9] --seeds 0",
         "keys --text sample --at heads --max-keys x",
         "inspect FOLDER/plain.csv --dtype float32 --device cpu",
         "fold FOLDER -o FOLDER/plain.csv",
         "--max-gigabytes 2 ranges FOLDER",
-        "vocab FOLDER/plain.csv --budget 0",
+        "vocab FOLDER/plain.csv --seconds 0",
     ]
     return [write(folder / f"{number}.args", line) for number, line in enumerate(commands)]
 
@@ -443,14 +445,14 @@ READERS = {
     "tokenizer": Reader("tokenizer files of a folder", prepare_tokenizer, read_tokenizer, 6),
     "certificates": Reader("certificates of keys, .npz", prepare_certificates, verified, 60),
     "archive": Reader("certificates of many sets of keys, .zip", prepare_archive, verified, 30),
-    "vocab": Reader("a state of `vocab`, .npz", prepare_vocab, read_vocab, 30),
+    "vocab": Reader("a result of `vocab`, .safetensors", prepare_vocab, read_vocab, 30),
     "shatter": Reader("a result of `shatter`, .safetensors", prepare_shatter, verified, 16),
     "network": Reader("a result of `memorize`, .safetensors", prepare_network, verified, 150),
     "csv": Reader("samples with labels, .csv", prepare_csv, read_csv, 80),
     "images": Reader("images of the experiments: .npz, binary, pickled, IDX", prepare_images, read_images, 60),
     "texts": Reader("texts of the experiments, plain and .gz", prepare_texts, read_texts, 20),
     "labelled": Reader("texts with labels, .tsv", prepare_labelled, read_labelled, 90),
-    "run": Reader("the folder of a run that is continued", prepare_run, read_run, 40),
+    "run": Reader("the folder of a run that is resumed", prepare_run, read_run, 40),
     "settings": Reader("values of --set", prepare_settings, read_settings, 80),
     "options": Reader("words of a command line", prepare_options, read_options, 10),
 }

@@ -49,7 +49,7 @@ def trained(
 ) -> dict[str, float]:
     """What becomes of one ViT."""
     start = time.process_time()
-    model = normscope.swap(vision_transformer(seed), groups=groups).model
+    model = normscope.swap(vision_transformer(seed), groups=groups).module
     before = median_nonlinearity(model, test_set[0][:SEEN])
     loss = train(model, *train_set, seed)
     return {

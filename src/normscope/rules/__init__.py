@@ -1,1 +1,1 @@
-"""What stands out in a result: sentences, most important first."""
+"""What stands out in a result, in sentences: one file for each type of result."""

@@ -21,12 +21,12 @@ from normscope.checks import Floats
 from normscope.errors import InputError
 from normscope.models.batches import Inputs
 from normscope.models.capture import capture
-from normscope.models.found import FoundNorm
 from normscope.models.labelled_texts import batches_of_texts
 from normscope.models.load import run_in_pieces
 from normscope.models.subject import Subject, Text
 from normscope.progress import Progress, silent
 from normscope.results.class_scatter import ClassScatter, NormScatter
+from normscope.results.inventory import FoundNorm
 from normscope.studies.inspect import as_rows
 
 Run = tuple[Mapping[str, Tensor], NDArray[np.intp]]  # a batch, and the number of the sample that each row belongs to

@@ -1,14 +1,6 @@
 """Tables of results that do not describe themselves yet."""
 
-from normscope.report.tables import folding, inspection, keys, vocab  # noqa: F401
+from normscope.report.tables import keys  # noqa: F401
 from normscope.report.tables.shared import duration, escape, tables
-from normscope_lab.tables import (  # noqa: F401
-    benchmarks,
-    fold_benchmark,
-    key_benchmark,
-    lng_benchmark,
-    memorize_benchmark,
-    reproduction,
-)
 
 __all__ = ["duration", "escape", "tables"]
