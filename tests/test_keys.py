@@ -92,7 +92,7 @@ def test_all_outputs_of_the_norms_of_the_bundled_model_can_be_selected_and_that_
     for at in ("input", "output", "heads"):
         result = keys(text=text, at=at, keep=True)
         assert result.verified
-        assert all(answer.check() for answer in result.answers.values())
+        assert all(answer.holds for answer in result.answers.values())
         assert sum(place.open for place in result.places) == 0
         assert_fits_schema(result)
         shares[at] = [place.share for place in result.places]
@@ -112,7 +112,7 @@ def test_heads_are_asked_about_the_keys_that_attention_multiplies(architecture):
             place, expected = next(places), selectable(some)
             assert (place.layer, place.head, place.key_head) == (layer, head, heads.groups[head])
             lost = ~expected.mask & ~expected.open
-            assert (place.keys, place.unselectable, place.degenerate) == (40, lost.sum(), expected.degenerate.sum())
+            assert (place.keys, place.unselectable, place.near_ties) == (40, lost.sum(), expected.near_ties.sum())
             assert [key.position for key in place.lost] == np.flatnonzero(lost).tolist()
             assert place.share == lost.mean()
     assert next(places, None) is None
@@ -137,7 +137,7 @@ def test_norms_are_asked_about_what_goes_in_and_what_comes_out(architecture, at)
 def test_equal_tokens_without_positions_are_twins_before_the_first_layer():
     batch = {"input_ids": torch.tensor([[5, 6, 7, 5, 8, 5, 9, 6]])}
     first, second = keys(narrow("llama"), batches=[batch], at="output").places
-    assert (first.unselectable, first.twins, first.degenerate) == (5, 5, 5)
+    assert (first.unselectable, first.twins, first.near_ties) == (5, 5, 5)
     assert [key.position for key in first.lost] == [0, 1, 3, 5, 7]
     assert second.twins == 0
 

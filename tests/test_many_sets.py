@@ -9,12 +9,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from normscope.certificates import check_keys as checking
-from normscope.certificates.check_keys import checked, first_fault, lifted, margins, residuals
+from normscope.certificates import key_margins as checking
+from normscope.certificates.check_keys import checked, first_fault
+from normscope.certificates.key_margins import lifted, margins, residuals
 from normscope.separation import many_sets
 from normscope.separation.coordinates import whiten
 from normscope.separation.inside_sets import inside_simplices
-from normscope.separation.joining import joined, placed
+from normscope.certificates.key_certificates import joined, placed
 from normscope.separation.nearest_sets import have_twins
 from normscope.separation.passes import solve
 from normscope.separation.selectable import selectable
@@ -82,8 +83,8 @@ def test_every_set_gets_the_answer_it_gets_alone(batch):
         alone = solve(problem, bias is not None)
         assert set(np.flatnonzero(result.mask[number])) == set(alone.certificates.query_keys)
         assert set(np.flatnonzero(~result.mask[number] & ~result.open[number])) == set(alone.certificates.weight_keys)
-        assert (result.degenerate[number] == alone.degenerate).all()
-    assert result.check()
+        assert (result.near_ties[number] == alone.near_ties).all()
+    assert result.holds
 
 
 def wins_by_program(keys, i):
@@ -112,7 +113,7 @@ def test_ordinary_sets_are_not_left_to_be_solved_alone(kind, shape, monkeypatch)
     monkeypatch.setattr(many_sets, "solve", lambda *arguments: calls.append(arguments) or solve(*arguments))
     result = selectable(some_keys(kind, np.random.default_rng(2), *shape))
     assert len(calls) <= 0.1 * shape[0]
-    assert result.check()
+    assert result.holds
 
 
 def test_ordinary_sets_with_a_bias_are_not_left_either(monkeypatch):
@@ -120,7 +121,7 @@ def test_ordinary_sets_with_a_bias_are_not_left_either(monkeypatch):
     rng = np.random.default_rng(3)
     for shape in ((20, 30, 3), (20, 5, 8)):
         result = selectable(rng.normal(size=shape), bias=rng.normal(size=shape[:2]))
-        assert result.check()
+        assert result.holds
 
 
 @pytest.mark.parametrize("shape", [(3, 300, 2), (2, 140, 70)])
@@ -128,7 +129,7 @@ def test_large_sets_are_solved_one_by_one(shape, monkeypatch):
     monkeypatch.setattr(many_sets, "whiten_sets", None)
     result = selectable(np.random.default_rng(4).normal(size=shape))
     assert result.mask.any()
-    assert result.check()
+    assert result.holds
 
 
 def test_sets_in_blocks_get_the_same_answers(monkeypatch):
@@ -137,20 +138,20 @@ def test_sets_in_blocks_get_the_same_answers(monkeypatch):
     monkeypatch.setattr(many_sets, "BLOCK", 2000)
     monkeypatch.setattr(checking, "BLOCK", 500)
     blocks = selectable(keys)
-    assert blocks.check()
+    assert blocks.holds
     for name in ARRAYS:
         assert np.array_equal(getattr(blocks.certificates, name), getattr(whole.certificates, name))
-    assert (blocks.degenerate == whole.degenerate).all()
+    assert (blocks.near_ties == whole.near_ties).all()
 
 
 def test_a_batch_of_single_keys_and_one_of_twins_leave_nothing_to_solve_together():
     alone = selectable(np.arange(6.0).reshape(3, 1, 2))
     assert alone.mask.all()
-    assert alone.check()
+    assert alone.holds
     twins = selectable(np.ones((4, 3, 2)))
     assert not twins.mask.any()
-    assert twins.degenerate.all()
-    assert twins.check()
+    assert twins.near_ties.all()
+    assert twins.holds
 
 
 def test_twins_are_seen_with_either_sign_of_zero():
@@ -301,7 +302,7 @@ def test_one_wrong_certificate_among_many_is_found_and_named(seed, what, grid):
     else:
         wrong[place] += 1e-6
     altered = replace(c, **{what: wrong})
-    fault = first_fault(checked(result.keys, None, altered), result.mask, result.degenerate, altered)
+    fault = first_fault(checked(result.keys, None, altered), result.near_ties, altered)
     assert fault is not None
     assert f"of key {keys[number] // 12}, {keys[number] % 12} " in fault
 

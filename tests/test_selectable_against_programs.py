@@ -59,7 +59,7 @@ def test_planted_corners_win_and_planted_edges_faces_and_insides_lose(case):
     result = selectable(keys, bias=bias)
     assert (result.mask == corners).all()
     assert not result.open.any()
-    assert result.check()
+    assert result.holds
 
 
 @given(planted())
@@ -70,7 +70,7 @@ def test_planted_keys_in_a_batch_are_judged_as_alone(case):
     result = selectable(np.stack([keys, keys[::-1]]), bias=backwards)
     assert (result.mask == np.stack([corners, corners[::-1]])).all()
     assert not result.open.any()
-    assert result.check()
+    assert result.holds
 
 
 @given(seed=seeds, channels=st.integers(2, 24), kind=st.sampled_from(["Gaussian", "anisotropic", "heavy-tailed"]))
@@ -83,7 +83,7 @@ def test_keys_planted_inside_others_lose_and_keys_planted_beyond_them_win(seed, 
     beyond = keys[np.argmax(keys @ direction)] + 1e-3 * np.ptp(keys @ direction) * direction / (direction @ direction)
     result = selectable(np.vstack([inside, beyond, keys]))
     assert result.mask[:5].tolist() == [False, False, False, False, True]
-    assert result.check()
+    assert result.holds
 
 
 @given(planted(exponents=[0]))

@@ -196,19 +196,20 @@ def keys_and_answers() -> Iterator[Any]:
 
 
 def prepare_certificates(folder: Path) -> list[Path]:
-    from normscope.separation.storage import save_certificates
-
-    paths = [folder / f"{number}.npz" for number in range(3)]
+    paths = [folder / f"{number}.safetensors" for number in range(3)]
     for path, answer in zip(paths, keys_and_answers(), strict=True):
-        save_certificates(answer, path)
+        answer.save(path)
     return paths
 
 
-def prepare_archive(folder: Path) -> list[Path]:
-    from normscope.separation.archive import save_archive
+def prepare_keys(folder: Path) -> list[Path]:
+    import torch
 
-    save_archive({f"h.{number}": answer for number, answer in enumerate(keys_and_answers())}, folder / "keys.zip")
-    return [folder / "keys.zip"]
+    import normscope
+
+    words = {"input_ids": torch.arange(3, 9)[None]}
+    normscope.keys(tiny_gpt(), inputs=words).save(folder / "keys.safetensors")
+    return [folder / "keys.safetensors"]
 
 
 def verified(path: Path) -> str:
@@ -451,8 +452,8 @@ READERS = {
     "index": Reader("the index of a checkpoint in shards", prepare_index, read_folder, 90),
     "config": Reader("config.json of a folder", prepare_config, read_folder, 1),
     "tokenizer": Reader("tokenizer files of a folder", prepare_tokenizer, read_tokenizer, 1.5),
-    "certificates": Reader("certificates of keys, .npz", prepare_certificates, verified, 20),
-    "archive": Reader("certificates of many sets of keys, .zip", prepare_archive, verified, 10),
+    "certificates": Reader("certificates of keys, .safetensors", prepare_certificates, verified, 20),
+    "keys": Reader("keys of a model, .safetensors", prepare_keys, verified, 10),
     "vocab": Reader("a state of `vocab`, .npz", prepare_vocab, read_vocab, 4),
     "shatter": Reader("a state of `shatter`, .npz", prepare_shatter, read_shatter, 2),
     "network": Reader("a network of `memorize`, .safetensors", prepare_network, verified, 100),

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.certificates.check_keys import lifted, margins
+from normscope.certificates.key_margins import lifted, margins
 from normscope.certificates.hull_proofs import NEAR_TIE, PROVEN, TINY, WRONG, judged, proven_in_floats, tolerance
 from normscope.certificates.key_certificates import Ints
 from normscope.certificates.token_directions import POWERS, OwnDirections

@@ -166,8 +166,8 @@ def command(
     """Make a command of a function that parses and asks, and returns a result: every command ends in the same way.
 
     Adds --json, --csv and --all; -o (with `saves`) and --force; --picture (with `picture`). A command that `resumes`
-    takes the path of -o as its argument `resume`, and saves there by itself. The exit code is 1 where a certificate
-    does not hold.
+    takes the path of -o as its argument `resume`, and saves there by itself. One with an argument `keep` is told in it
+    whether the result will be saved. The exit code is 1 where a certificate does not hold.
     """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., None]:
@@ -186,6 +186,8 @@ def command(
             _require_possible(form, resumes)
             if resumes:
                 options["resume"] = form["save"]
+            if "keep" in own.parameters:
+                options["keep"] = form["save"] is not None
             try:
                 result = function(*args, **options)
             except NotCertifiedError as error:
@@ -194,7 +196,7 @@ def command(
                 raise typer.Exit(1) from None
             _finish(result, form, resumes)
 
-        parameters = [each for each in own.parameters.values() if not (resumes and each.name == "resume")]
+        parameters = [each for each in own.parameters.values() if each.name != "keep" and not (resumes and each.name == "resume")]
         keyword = inspect.Parameter.KEYWORD_ONLY
         extra = [
             inspect.Parameter(name, keyword, annotation=kind, default=default)

@@ -42,9 +42,13 @@ def _verified(file: Path, samples: Path | None, label: str | None) -> tuple[bool
     from normscope.capacity import ln_net as network
     from normscope.capacity import shatter_state as shatter_networks
     from normscope.files import said_format
-    from normscope.separation import archive, storage
     from normscope.vocabulary import findings
 
+    if _is_result(file):
+        from normscope.verify_file import verify
+
+        found = verify(file, against=samples, label=label, progress=progress)
+        return found.holds, found.reason
     if file.suffix.lower() in network.ENDINGS:
         from normscope.studies.memorize import verify_memorized
 
@@ -55,9 +59,7 @@ def _verified(file: Path, samples: Path | None, label: str | None) -> tuple[bool
         given = samples if label is None else f"--label {label}"
         raise InputError(f"{file} is no network ({network.ENDINGS[0]}), and needs no samples: got {given}")
     if not is_zipfile(file):
-        raise InputError(f"{file} holds no certificates: they are .npz, .zip or {network.ENDINGS[0]} files")
-    if file.suffix.lower() in archive.ENDINGS:
-        return archive.verify_archive(file)
+        raise InputError(f"{file} holds no certificates: they are .npz or {network.ENDINGS[0]} files")
     said = said_format(file)
     if said == findings.FORMAT:
         from normscope.studies.vocab import verify_vocab
@@ -67,4 +69,12 @@ def _verified(file: Path, samples: Path | None, label: str | None) -> tuple[bool
         from normscope.capacity.shatter import verify_shattering
 
         return verify_shattering(file, progress=progress)
-    return storage.verify_certificates(file)
+    raise InputError(f"{file} holds no certificates: its format is {said!r}")
+
+
+def _is_result(file: Path) -> bool:
+    """Whether a file is a result that was saved: its metadata stand at its beginning."""
+    from normscope.results.result import FORMAT
+
+    with file.open("rb") as opened:
+        return FORMAT.encode() in opened.read(4096)

@@ -10,33 +10,33 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.certificates.check_keys import margins, residuals
+from normscope.certificates.key_margins import margins, residuals
 from normscope.certificates.key_certificates import Certificates, Ints
 from normscope.checks import Floats
 from normscope.separation.inside_sets import inside_simplices
-from normscope.separation.joining import joined, placed
+from normscope.certificates.key_certificates import joined, placed
 from normscope.separation.nearest_point import INSIDE, OPEN
 from normscope.separation.nearest_sets import MOST_KEYS, have_twins, verdicts
 from normscope.separation.passes import CLEAR, SURE, solve
 from normscope.separation.whitened_sets import WhitenedSets, whiten_sets
 
 SMALL = 2**13  # entries of a set, up to which it is solved together with others
-NEAR = 10 * CLEAR  # relative gap below which a set is left to `solve`: what is degenerate is called so there
+NEAR = 10 * CLEAR  # relative gap below which a set is left to `solve`: near ties are named there
 BLOCK = 2**19  # scores at a time
 
 
 def solve_sets(keys: Floats, biased: bool) -> tuple[Certificates, NDArray[np.bool_]]:
-    """Certificates for sets (m, n, D), which carry their bias as last channel if they have one; and degenerate (m, n).
+    """Certificates for sets (m, n, D), which carry their bias as last channel if they have one; and near_ties (m, n).
 
-    >>> certificates, degenerate = solve_sets(np.array([[[0.0], [1], [3]], [[5.0], [2], [5]]]), False)
+    >>> certificates, near_ties = solve_sets(np.array([[[0.0], [1], [3]], [[5.0], [2], [5]]]), False)
     >>> certificates.query_keys, certificates.weight_keys
     (array([0, 2, 4]), array([1, 3, 5]))
-    >>> degenerate
+    >>> near_ties
     array([[False, False, False],
            [ True, False,  True]])
     """
     total, count, channels = keys.shape
-    degenerate, alone = np.zeros((total, count), bool), np.ones(total, bool)
+    near_ties, alone = np.zeros((total, count), bool), np.ones(total, bool)
     parts = []
     if total > 1 and 1 < count <= MOST_KEYS and count * channels <= SMALL:
         step = max(1, BLOCK // (count * (count + channels)))
@@ -46,13 +46,13 @@ def solve_sets(keys: Floats, biased: bool) -> tuple[Certificates, NDArray[np.boo
             for whitened in whiten_sets(keys[distinct], biased) if len(distinct) else ():
                 numbers = distinct[whitened.numbers]
                 shown = _shown(keys[numbers], whitened)
-                alone[numbers], degenerate[numbers] = ~shown.clear, shown.degenerate
+                alone[numbers], near_ties[numbers] = ~shown.clear, shown.near_ties
                 parts.append(_renumbered(shown, numbers, (total, count)))
     solutions = {int(number): solve(keys[number], biased) for number in np.flatnonzero(alone)}
     for number, solution in solutions.items():
-        degenerate[number] = solution.degenerate
+        near_ties[number] = solution.near_ties
     one_by_one = {number: solution.certificates for number, solution in solutions.items()}
-    return joined([*parts, *placed(one_by_one, (total, count))], (total, count), channels), degenerate
+    return joined([*parts, *placed(one_by_one, (total, count))], (total, count), channels), near_ties
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class Shown:
     """What the passes show of sets (m, n)."""
 
     clear: NDArray[np.bool_]  # (m,): whether every key of a set has its certificate, with room to spare
-    degenerate: NDArray[np.bool_]  # (m, n)
+    near_ties: NDArray[np.bool_]  # (m, n)
     certificates: Certificates
 
 
@@ -79,10 +79,10 @@ def _shown(keys: Floats, whitened: WhitenedSets) -> Shown:
     starts = np.append(0, np.cumsum(named.sum(axis=1)))
     by_weights = residuals(keys, whitened.biased, lost, starts, supports[named], shares[named])
 
-    clear, degenerate = np.zeros(shape, bool), np.zeros(shape, bool)
+    clear, near_ties = np.zeros(shape, bool), np.zeros(shape, bool)
     clear.flat[won] = by_query.proven & (by_query.gap > NEAR)
     clear.flat[lost] = by_weights.right
-    degenerate.flat[lost] = whitened.is_flat[owner]
+    near_ties.flat[lost] = whitened.is_flat[owner]
     certificates = Certificates(
         shape=shape,
         query_keys=won,
@@ -94,7 +94,7 @@ def _shown(keys: Floats, whitened: WhitenedSets) -> Shown:
         weights=shares[named],
         residuals=by_weights.length,
     )
-    return Shown(np.asarray(clear.all(axis=1)), degenerate, certificates)
+    return Shown(np.asarray(clear.all(axis=1)), near_ties, certificates)
 
 
 def _clearly_inside(

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.certificates.check_keys import judged_sets, margins, residuals
+from normscope.certificates.key_margins import judged_sets, margins, residuals
 from normscope.certificates.hull_proofs import PROVEN
 from normscope.certificates.key_certificates import Certificates, Ints
 from normscope.checks import Floats
 from normscope.separation.coordinates import Whitened, whiten
 from normscope.separation.exact_simplex import Budget
-from normscope.separation.joining import joined
+from normscope.certificates.key_certificates import joined
 from normscope.separation.nearest_point import INSIDE, SEPARATED, WITNESSED, Cloud, Known, nearest_points
 from normscope.separation.own_directions import own_direction
 from normscope.separation.scores import tiles_of
@@ -24,7 +24,7 @@ from normscope.separation.settle import settle
 from normscope.separation.simplex_weights import inside_simplex
 from normscope.separation.twins import set_twins_apart
 
-CLEAR = 1e-8  # relative gap below which a verdict is called degenerate
+CLEAR = 1e-8  # relative gap below which a verdict is called a near tie
 SURE = 1000  # times what rounding can do: depth at which the checker's own bound on rounding is not in doubt
 ROUNDING = 1e-13  # depth, over the longest key, below which floats do not show that a key is inside
 NOISE = 1e-5  # spread of a direction over the largest, below which it is left out where it does not help
@@ -35,17 +35,17 @@ EXACT_ENTRIES = 1_000_000  # of whole-number tableaus per problem: a few seconds
 class Solution:
     """What is known of one set: a key in neither part of the certificates is open."""
 
-    degenerate: NDArray[np.bool_]  # (n,)
+    near_ties: NDArray[np.bool_]  # (n,)
     certificates: Certificates
 
 
 def solve(keys: Floats, biased: bool) -> Solution:
     """Certificates for keys (n, D), which carry their bias as last channel if they have one."""
     count, channels = keys.shape
-    degenerate = np.zeros(count, bool)
+    near_ties = np.zeros(count, bool)
     distinct, twin_of = set_twins_apart([keys[:, : channels - biased]], keys[:, -1] if biased else None)
     parts = [_twins(twin_of, count)] if twin_of else []
-    degenerate[list(twin_of)] = True
+    near_ties[list(twin_of)] = True
     if len(distinct) == 1:
         if distinct[0] not in twin_of:
             query = np.zeros((1, channels))
@@ -55,13 +55,13 @@ def solve(keys: Floats, biased: bool) -> Solution:
         some = keys if len(distinct) == count else keys[distinct]
         asked = np.array([int(name) not in twin_of for name in distinct]) if twin_of else np.ones(count, bool)
         found, doubtful = _solve_distinct(some, biased, asked)
-        degenerate[distinct] |= doubtful
+        near_ties[distinct] |= doubtful
         parts.append(_renamed(found, distinct, count))
     certificates = joined(parts, (count,), channels)
     if biased and len(distinct) < count:  # a twin of lower bias may be nearer than any distinct key
         least = margins(keys, certificates.query_keys, certificates.queries).least
         certificates = replace(certificates, margins=least)
-    return Solution(degenerate, certificates)
+    return Solution(near_ties, certificates)
 
 
 def _twins(twin_of: Mapping[int, int], count: int) -> Certificates:
@@ -83,17 +83,17 @@ def _renamed(found: Certificates, names: Ints, count: int) -> Certificates:
 
 
 def _solve_distinct(keys: Floats, biased: bool, asked: NDArray[np.bool_]) -> tuple[Certificates, NDArray[np.bool_]]:
-    """Certificates for those of the distinct keys that are asked for, and which of these are degenerate."""
-    whitened, degenerate = whiten(keys, biased), np.zeros(len(keys), bool)
+    """Certificates for those of the distinct keys that are asked for, and which of these are near ties."""
+    whitened, near_ties = whiten(keys, biased), np.zeros(len(keys), bool)
     found = _search(whitened, asked)
-    parts = [_weights(keys, whitened, found.inside, found.supports, degenerate)] if len(found.inside) else []
-    parts.append(_queries(keys, whitened, found, degenerate))
+    parts = [_weights(keys, whitened, found.inside, found.supports, near_ties)] if len(found.inside) else []
+    parts.append(_queries(keys, whitened, found, near_ties))
     unclear = asked.copy()
     for part in parts:
         unclear[part.query_keys] = unclear[part.weight_keys] = False
-    degenerate |= unclear
+    near_ties |= unclear
     parts += _near_ties(keys, whitened, np.flatnonzero(unclear))
-    return joined(parts, (len(keys),), keys.shape[1]), degenerate
+    return joined(parts, (len(keys),), keys.shape[1]), near_ties
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +137,7 @@ def _nearest_points(
     return found
 
 
-def _queries(keys: Floats, whitened: Whitened, found: Search, degenerate: NDArray[np.bool_]) -> Certificates:
+def _queries(keys: Floats, whitened: Whitened, found: Search, near_ties: NDArray[np.bool_]) -> Certificates:
     """The queries that are proven; with a clear margin, if there is one that ignores directions of mere noise."""
     rows = found.winning
     queries = whitened.queries(found.directions[rows])
@@ -155,12 +155,12 @@ def _queries(keys: Floats, whitened: Whitened, found: Search, degenerate: NDArra
             place = place[better]
             queries[place], proven[place] = others[better], True
             gap[place], least[place] = reshown.gap[better], reshown.least[better]
-    degenerate[rows[proven]] = gap[proven] <= CLEAR
+    near_ties[rows[proven]] = gap[proven] <= CLEAR
     return Certificates.of_queries((len(keys),), rows[proven], queries[proven], least[proven])
 
 
 def _weights(
-    keys: Floats, whitened: Whitened, rows: Ints, supports: Ints, degenerate: NDArray[np.bool_]
+    keys: Floats, whitened: Whitened, rows: Ints, supports: Ints, near_ties: NDArray[np.bool_]
 ) -> Certificates:
     """The weights of keys that are clearly inside a simplex."""
     rank, flat = whitened.points.shape[1], whitened.is_flat()
@@ -182,7 +182,7 @@ def _weights(
     near = flat | (depth[right] <= CLEAR)
     if not near.all() and (depth[right] <= SURE * whitened.noise()).any():
         near |= judged_sets(keys, whitened.biased, rows[right], starts, supports[kept], weights[kept]) != PROVEN
-    degenerate[rows[right]] = near
+    near_ties[rows[right]] = near
     return certificates
 
 

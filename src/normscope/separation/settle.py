@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from normscope.certificates.check_keys import margins
+from normscope.certificates.key_margins import margins
 from normscope.certificates.hull_proofs import PROVEN, WRONG, judged
 from normscope.certificates.key_certificates import Ints
 from normscope.checks import Floats

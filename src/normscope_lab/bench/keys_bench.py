@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from normscope.separation.selectable import Selectable, selectable
+from normscope.results.selection import Selection
+from normscope.separation.selectable import selectable
 from normscope_lab.bench.key_alternatives import Alternative, HighsAsked, PublishedAsked, added, cpu_seconds
 from normscope_lab.bench.key_sets import KINDS, Keys
 from normscope_lab.bench.published_procedure import LARGEST
@@ -140,8 +141,8 @@ def _time_set(kind: str, count: int, channels: int, plan: Plan) -> SetTiming:
     rng = np.random.default_rng([SEED, count, channels])
     keys = KINDS[kind](count, channels, rng)
     result, holds = _ours(keys)  # compiled, or loaded from the cache, before the clock starts
-    published = PublishedAsked(keys, result.mask, result.degenerate) if count <= LARGEST else None
-    highs = HighsAsked(keys, result.mask, result.degenerate)
+    published = PublishedAsked(keys, result.mask, result.near_ties) if count <= LARGEST else None
+    highs = HighsAsked(keys, result.mask, result.near_ties)
     rounds = max(1, min(plan.rounds, 4096 // count))
     timed = max(1, min(plan.programs, 1024 * plan.programs // count) // rounds)
     ours: list[float] = []
@@ -156,7 +157,7 @@ def _time_set(kind: str, count: int, channels: int, plan: Plan) -> SetTiming:
         keys=count,
         channels=channels,
         selectable=int(result.mask.sum()),
-        degenerate=int(result.degenerate.sum()),
+        degenerate=int(result.near_ties.sum()),
         certificates_hold=holds,
         normscope_seconds=seconds,
         published=None if published is None else published.total(seconds),
@@ -179,7 +180,7 @@ def _time_heads(plan: Plan, sets: tuple[SetTiming, ...]) -> JobTiming:
         sets=len(keys),
         keys=result.mask.size,
         selectable=int(result.mask.sum()),
-        degenerate=int(result.degenerate.sum()),
+        degenerate=int(result.near_ties.sum()),
         certificates_hold=holds,
         normscope_seconds=seconds,
         published=added([(row.published, heads) for row, heads in alike if row.published is not None], seconds),
@@ -204,11 +205,11 @@ def _time_grid(plan: Plan) -> JobTiming:
         (result, holds), taken = cpu_seconds(_ours, keys)
         seconds += taken
         winners += int(result.mask.sum())
-        degenerate += int(result.degenerate.sum())
+        degenerate += int(result.near_ties.sum())
         hold &= holds
         if number % GRID_STEP == 0:
             for asked, totals in ((PublishedAsked, published), (HighsAsked, highs)):
-                one = asked(keys[0], result.mask[0], result.degenerate[0])
+                one = asked(keys[0], result.mask[0], result.near_ties[0])
                 one.ask(list(range(keys.shape[1])), keys.shape[1])
                 totals.append(one.total(seconds))
     weight = runs * len(cells) / len(published)
@@ -224,6 +225,6 @@ def _time_grid(plan: Plan) -> JobTiming:
     )
 
 
-def _ours(keys: Keys) -> tuple[Selectable, bool]:
+def _ours(keys: Keys) -> tuple[Selection, bool]:
     result = selectable(keys)
-    return result, result.check()
+    return result, result.holds

@@ -1,0 +1,1 @@
+"""What stands out in a result: sentences, one function for each type."""
