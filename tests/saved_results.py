@@ -13,7 +13,7 @@ def arrays_of(content):
     return {name.partition(".")[2]: array for name, array in load(content).items()}
 
 
-def changed(content, payload=None, **arrays):
+def with_arrays(content, payload=None, **arrays):
     """A saved result with other arrays (None: without it), and another JSON if one is given."""
     size = int.from_bytes(content[:8], "little")
     notes = json.loads(content[8 : 8 + size])["__metadata__"]

@@ -31,7 +31,7 @@ from normscope.certificates.token_table import Outputs, Table
 from normscope.studies.memorize import verify_memorized
 from normscope.vocabulary.findings import NEVER, TIED, WINS, Findings, load_findings, save_findings
 from normscope.vocabulary.search import Clock, search
-from saved_results import arrays_of, changed, verdict_on
+from saved_results import arrays_of, verdict_on, with_arrays
 from strategies import seeds
 
 # Alterations
@@ -236,7 +236,7 @@ def test_every_number_of_a_file_of_keys_counts(kind):
     passed = dict.fromkeys(arrays, 0)
     for name, array in arrays.items():
         for _, other in altered(array):
-            holds, reason = verdict_on(changed(content, **{name: other}))
+            holds, reason = verdict_on(with_arrays(content, **{name: other}))
             passed[name] += holds
             if holds:
                 assert proves(arrays | {name: other})

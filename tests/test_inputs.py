@@ -229,15 +229,15 @@ def test_a_module_of_one_s_own_is_studied_on_inputs():
     folding = normscope.fold(model, inputs=batch)
     assert folding.certificate.holds
     assert folding.certificate.inputs == "x 5×4"
-    for function in (normscope.inspect, normscope.keys):
-        assert "can't be given together" in refusal(ValueError, function, model, inputs=batch, batches=[batch])
+    assert "can't be given together" in refusal(ValueError, normscope.inspect, model, inputs=batch, batches=[batch])
+    assert "cannot be combined" in refusal(ValueError, normscope.keys, model, inputs=batch, text="words")
     assert "can't be given together" in refusal(ValueError, normscope.ranges, model, batch, inputs=batch)
     assert "can't be given together" in refusal(ValueError, normscope.fold, model, batch["x"], inputs=batch)
 
 
 def test_keys_of_a_live_module_and_of_a_folder_are_those_of_inputs():
     (batch,) = text_batches(demo_model(), "To be, or not to be.")
-    of_text = normscope.keys(text="To be, or not to be.")
+    of_text = normscope.keys(demo_model(), text="To be, or not to be.")
     of_inputs = normscope.keys(demo_model(), inputs=batch)
     assert of_inputs.text is None
     assert of_inputs.places == of_text.places
@@ -268,8 +268,8 @@ def test_every_line_of_a_text_is_a_sequence():
     assert len(batches) == len(apart) == 3
     assert all(torch.equal(one["input_ids"], other["input_ids"]) for one, other in zip(batches, apart, strict=True))
     assert len(text_batches(demo_model(), text)) == 1
-    found = normscope.keys(text=text, lines=True)
-    assert (found.sequences, normscope.keys(text=text).sequences) == (3, 1)
+    found = normscope.keys(demo_model(), text=text.splitlines())
+    assert (found.sequences, normscope.keys(demo_model(), text=text).sequences) == (3, 1)
     tokens = sum(batch["input_ids"].numel() for batch in apart)
     assert normscope.inspect(text=text, lines=True).norms[0].landing.inputs == tokens
 

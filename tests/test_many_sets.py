@@ -11,11 +11,11 @@ from scipy.optimize import linprog
 
 from normscope.certificates import key_margins as checking
 from normscope.certificates.check_keys import checked, first_fault
+from normscope.certificates.key_certificates import joined, placed
 from normscope.certificates.key_margins import lifted, margins, residuals
 from normscope.separation import many_sets
 from normscope.separation.coordinates import whiten
 from normscope.separation.inside_sets import inside_simplices
-from normscope.certificates.key_certificates import joined, placed
 from normscope.separation.nearest_sets import have_twins
 from normscope.separation.passes import solve
 from normscope.separation.selectable import selectable

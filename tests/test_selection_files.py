@@ -5,7 +5,7 @@ import pytest
 
 import normscope as ns
 from normscope import selectable
-from saved_results import arrays_of, changed, verdict_on
+from saved_results import arrays_of, verdict_on, with_arrays
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "biased"])
@@ -74,7 +74,7 @@ def test_any_change_to_a_certificate_is_noticed(result, name, change, reason):
 
     content = result.to_bytes()
     assert verdict_on(content)[0]
-    holds, why = verdict_on(changed(content, **{name: change(arrays_of(content).get(name))}))
+    holds, why = verdict_on(with_arrays(content, **{name: change(arrays_of(content).get(name))}))
     assert not holds
     assert re.search(reason, why)
 
@@ -82,13 +82,13 @@ def test_any_change_to_a_certificate_is_noticed(result, name, change, reason):
 def test_counts_and_marks_must_be_what_follows(result):
     payload = result.to_dict()
     payload["counts"][0]["near_ties"] = 0
-    holds, why = verdict_on(changed(result.to_bytes(), payload))
+    holds, why = verdict_on(with_arrays(result.to_bytes(), payload))
     assert (holds, "'counts' is not what follows" in why) == (False, True)
     unmarked = selectable([[0, 0], [0.3, 0.3], [0.1, 0.1]])  # a near tie
     payload = unmarked.to_dict()
     assert payload["counts"][0]["near_ties"] == 1
     payload["counts"][0]["near_ties"] = 0
-    forged = changed(unmarked.to_bytes(), payload, near_ties=np.zeros(3, bool))
+    forged = with_arrays(unmarked.to_bytes(), payload, near_ties=np.zeros(3, bool))
     assert verdict_on(forged) == (False, "key 2 is open or a near tie, and is not marked as such")
 
 
@@ -103,7 +103,7 @@ def test_what_is_not_proven_is_counted_as_open(result):
     counts["near_ties"] += 1
     counts["least_margin"] = float(result.margins[1:].min())
     less = {"queries": result.queries[1:], "query_keys": result.query_keys[1:], "margins": result.margins[1:]}
-    holds, why = verdict_on(changed(content, payload, **less, near_ties=near_ties))
+    holds, why = verdict_on(with_arrays(content, payload, **less, near_ties=near_ties))
     assert holds, why
     assert why.endswith(", 1 left open")
 

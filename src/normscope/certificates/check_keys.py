@@ -205,7 +205,11 @@ def first_fault(found: Checked, near_ties: Bools, certificates: Certificates) ->
     unsure[c.query_keys], unsure[c.weight_keys] = False, found.near_ties
     return _first_wrong(
         near_ties.shape,
-        ("key {} is open or a near tie, and is not marked as such", np.arange(unsure.size), near_ties.ravel() | ~unsure),
+        (
+            "key {} is open or a near tie, and is not marked as such",
+            np.arange(unsure.size),
+            near_ties.ravel() | ~unsure,
+        ),
         ("the query of key {} prefers it by another margin than it says", c.query_keys, _is(c.margins, found.margins)),
         (
             "the weights of key {} leave another residual than they say",

@@ -24,7 +24,6 @@ from normscope.certificates.key_certificates import Certificates, Ints
 from normscope.certificates.key_margins import BLOCK, judged_sets, lifted, residuals, rows_of
 from normscope.checks import Floats
 
-
 MARGINS = ("least", "proven", "rounding", "gap")
 ADVANTAGES = ("largest", "proven", "right", "rounding", "gap")
 
@@ -166,27 +165,24 @@ def advantages(
 
 def reach_margins_of_sets(keys: Floats, bias: Floats | None, certificates: Certificates) -> ReachMargins:
     """How the queries of certificates score keys (..., n, d)."""
-    c, parts = certificates, []
+    c, (matrix, center), parts = certificates, _reach(certificates), []
     for number, (some, height) in enumerate(_sets(keys, bias)):
         rows = rows_of(c.query_keys, number, len(some))
-        parts.append(
-            reach_margins(some, height, *_reach(c), c.query_keys[rows] - number * len(some), c.queries[rows])
-        )
+        own = c.query_keys[rows] - number * len(some)
+        parts.append(reach_margins(some, height, matrix, center, own, c.queries[rows]))
     return ReachMargins(*(np.concatenate([getattr(part, name) for part in parts]) for name in MARGINS))
 
 
-def advantages_of_sets(
-    keys: Floats, bias: Floats | None, certificates: Certificates
-) -> tuple[Advantages, Verdicts]:
+def advantages_of_sets(keys: Floats, bias: Floats | None, certificates: Certificates) -> tuple[Advantages, Verdicts]:
     """How far reachable queries can prefer keys (..., n, d) to weighted means, and what each of the weights proves."""
-    c, parts, kinds = certificates, [], []
+    c, (matrix, center), parts, kinds = certificates, _reach(certificates), [], []
     for number, (some, height) in enumerate(_sets(keys, bias)):
         rows = rows_of(c.weight_keys, number, len(some))
         starts = c.starts[rows.start : rows.stop + 1]
         entries = slice(starts[0], starts[-1])
         own = c.weight_keys[rows] - number * len(some)
         weighted = (own, starts - starts[0], c.indices[entries], c.weights[entries])
-        parts.append(advantages(some, height, *_reach(c), *weighted))
+        parts.append(advantages(some, height, matrix, center, *weighted))
         kinds.append(_kinds(some, height, parts[-1], *weighted))
     together = Advantages(*(np.concatenate([getattr(part, name) for part in parts]) for name in ADVANTAGES))
     return together, np.concatenate(kinds)

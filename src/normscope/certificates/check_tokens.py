@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.certificates.key_margins import lifted, margins
 from normscope.certificates.hull_proofs import NEAR_TIE, PROVEN, TINY, WRONG, judged, proven_in_floats, tolerance
 from normscope.certificates.key_certificates import Ints
+from normscope.certificates.key_margins import lifted, margins
 from normscope.certificates.token_directions import POWERS, OwnDirections
 from normscope.certificates.token_table import UNIT, Outputs, Table, View, in_parts
 from normscope.checks import Floats

@@ -13,6 +13,7 @@ Those of a whole batch are flat arrays, which are also what a saved result holds
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import index
 from typing import Any, Self
 
@@ -174,13 +175,13 @@ def equal_keys(keys: Floats, earlier: bool = False) -> Bools:
 
 def require_form(keys: Any, bias: Any, near_ties: Any, certificates: Certificates) -> None:
     """Refuse arrays, which may come from a file, that can't be read as certificates for keys (..., n, d)."""
-    fault = next(_form_faults(keys, bias, near_ties, certificates), None)
-    if fault is not None:
+    about_keys = _key_faults(keys, bias, near_ties, certificates)
+    faults = chain(_array_faults(keys, bias, near_ties, certificates), about_keys, _list_faults(keys, certificates))
+    for fault in faults:  # the first only: what follows relies on it
         raise InputError(fault)
 
 
-def _form_faults(keys: Any, bias: Any, near_ties: Any, c: Certificates) -> Iterator[str]:
-    """Asked for the first only: later ones would fail on it."""
+def _array_faults(keys: Any, bias: Any, near_ties: Any, c: Certificates) -> Iterator[str]:
     reach = (None, None) if c.reach is None else c.reach
     for name, array, kind in (
         ("keys", keys, np.float64),
@@ -205,9 +206,12 @@ def _form_faults(keys: Any, bias: Any, near_ties: Any, c: Certificates) -> Itera
         # One key alone wins by an endless margin.
         elif kind == np.float64 and (np.isnan(array).any() if name == "margins" else not np.isfinite(array).all()):
             yield f"array {name} must be finite"
+
+
+def _key_faults(keys: Floats, bias: Floats | None, near_ties: Bools, c: Certificates) -> Iterator[str]:
     if keys.ndim < 2 or 0 in keys.shape:
         yield f"keys must have shape (..., n, d) with one or more of each, got shape {keys.shape}"
-    shape, size = keys.shape[:-1], keys[..., 0].size
+    shape = keys.shape[:-1]
     if not (c.shape == near_ties.shape == shape):
         yield f"near_ties must have shape {shape}, as the keys have, got {near_ties.shape}"
     if bias is not None and bias.shape != shape:
@@ -216,6 +220,10 @@ def _form_faults(keys: Any, bias: Any, near_ties: Any, c: Certificates) -> Itera
         axes, center = c.reach
         if axes.ndim != 2 or len(axes) != keys.shape[-1] or center.shape != keys.shape[-1:] or not axes.shape[1]:
             yield f"semi_axes and center must have {keys.shape[-1]} rows, got shapes {axes.shape} and {center.shape}"
+
+
+def _list_faults(keys: Floats, c: Certificates) -> Iterator[str]:
+    shape, size = keys.shape[:-1], keys[..., 0].size
     for numbers in (c.query_keys, c.weight_keys, c.starts, c.indices, c.weights):
         if numbers.ndim != 1:
             yield "numbers of keys, starts, indices and weights must be plain lists"

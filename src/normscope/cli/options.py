@@ -196,7 +196,9 @@ def command(
                 raise typer.Exit(1) from None
             _finish(result, form, resumes)
 
-        parameters = [each for each in own.parameters.values() if each.name != "keep" and not (resumes and each.name == "resume")]
+        parameters = [
+            each for each in own.parameters.values() if each.name != "keep" and not (resumes and each.name == "resume")
+        ]
         keyword = inspect.Parameter.KEYWORD_ONLY
         extra = [
             inspect.Parameter(name, keyword, annotation=kind, default=default)

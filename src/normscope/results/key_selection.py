@@ -52,7 +52,9 @@ class Place:
     keys: Annotated[int, Column("keys", "Over all sequences.", ",")]
     never_selected: Annotated[
         int,
-        Column("never selected", "Shown to be selected by no query: weighted means of others, near ties included.", ","),
+        Column(
+            "never selected", "Shown to be selected by no query: weighted means of others, near ties included.", ","
+        ),
     ]
     duplicates: Annotated[int, Column("duplicates", "Of these, keys that equal another one of their sequence.", ",")]
     near_ties: Annotated[int, Column("near ties", "Verdicts that a rounding error could change.", ",")]

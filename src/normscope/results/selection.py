@@ -21,7 +21,9 @@ class CertifiedKeys:
 
     keys: Annotated[Floats, NOT_IN_JSON]  # (..., n, d)
     bias: Annotated[Floats | None, NOT_IN_JSON]  # (..., n)
-    near_ties: Annotated[Bools, NOT_IN_JSON]  # (..., n): a relative change of 1e-8 may change the verdict; open keys too
+    near_ties: Annotated[
+        Bools, NOT_IN_JSON
+    ]  # (..., n): a relative change of 1e-8 may change the verdict; open keys too
     query_keys: Annotated[Ints, NOT_IN_JSON]
     queries: Annotated[Floats, NOT_IN_JSON]
     margins: Annotated[Floats, NOT_IN_JSON]
@@ -101,7 +103,7 @@ class Selection(CertifiedKeys, Result, kind="selection", checked_by="normscope.c
 
     @property
     def channels(self) -> int:
-        return self.keys.shape[-1]
+        return int(self.keys.shape[-1])
 
     @property
     def biased(self) -> bool:

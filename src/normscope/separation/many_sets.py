@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.certificates.key_certificates import Certificates, Ints, joined, placed
 from normscope.certificates.key_margins import margins, residuals
-from normscope.certificates.key_certificates import Certificates, Ints
 from normscope.checks import Floats
 from normscope.separation.inside_sets import inside_simplices
-from normscope.certificates.key_certificates import joined, placed
 from normscope.separation.nearest_point import INSIDE, OPEN
 from normscope.separation.nearest_sets import MOST_KEYS, have_twins, verdicts
 from normscope.separation.passes import CLEAR, SURE, solve

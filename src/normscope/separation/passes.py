@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.certificates.key_margins import judged_sets, margins, residuals
 from normscope.certificates.hull_proofs import PROVEN
-from normscope.certificates.key_certificates import Certificates, Ints
+from normscope.certificates.key_certificates import Certificates, Ints, joined
+from normscope.certificates.key_margins import judged_sets, margins, residuals
 from normscope.checks import Floats
 from normscope.separation.coordinates import Whitened, whiten
 from normscope.separation.exact_simplex import Budget
-from normscope.certificates.key_certificates import joined
 from normscope.separation.nearest_point import INSIDE, SEPARATED, WITNESSED, Cloud, Known, nearest_points
 from normscope.separation.own_directions import own_direction
 from normscope.separation.scores import tiles_of

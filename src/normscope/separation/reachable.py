@@ -7,12 +7,11 @@ are clearly weighted means of others are no rivals: whoever beats the others bea
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.certificates.key_margins import lifted
 from normscope.certificates.check_reachable_keys import advantages, lift, reach_margins
-from normscope.certificates.key_certificates import Certificates, Ints
+from normscope.certificates.key_certificates import Certificates, Ints, joined
+from normscope.certificates.key_margins import lifted
 from normscope.checks import Floats
 from normscope.separation.ellipsoid_queries import REACHABLE, UNREACHABLE, reach, rivals_of
-from normscope.certificates.key_certificates import joined
 from normscope.separation.passes import CLEAR, Solution, solve
 
 

@@ -9,9 +9,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from normscope.certificates.key_margins import margins
 from normscope.certificates.hull_proofs import PROVEN, WRONG, judged
 from normscope.certificates.key_certificates import Ints
+from normscope.certificates.key_margins import margins
 from normscope.checks import Floats
 from normscope.separation.coordinates import Whitened
 from normscope.separation.exact_simplex import Budget, separate, whole_differences

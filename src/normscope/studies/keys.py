@@ -20,6 +20,7 @@ from typing import Any, get_args
 import numpy as np
 from torch import Tensor, nn
 
+from normscope.certificates.key_certificates import Ints
 from normscope.checks import Floats, as_count, as_floats, quoted
 from normscope.errors import InputError
 from normscope.geometry import Ellipsoid
@@ -36,7 +37,7 @@ from normscope.progress import Progress, silent
 from normscope.results.key_selection import At, KeyAt, KeySelection, KeySet, Place, Queries, Rivals
 from normscope.results.rows import NotCovered
 from normscope.studies.equal_attention import EqualAttentionGatherer, EqualQuery
-from normscope.studies.key_verdicts import Ints, Question, Verdict, verdicts
+from normscope.studies.key_verdicts import Question, Verdict, verdicts
 from normscope.studies.reachable_queries import HeadRun, ReachableQueries
 
 
@@ -201,7 +202,7 @@ class _Study:
         outputs = {norm: recorded.output for norm, recorded in captured.norms.items() if recorded.output is not None}
         for run in (run for layer, heads in _seen(captured).items() for run in _head_runs(layer, heads, outputs)):
             self._gather_equal(run, self._queries)
-            if run.head != run.sharing[0] and not (self._asked == "reachable"):
+            if run.head != run.sharing[0] and self._asked != "reachable":
                 continue
             try:
                 ellipsoid = self._queries.ellipsoid(run) if (self._asked == "reachable") else None
@@ -209,9 +210,7 @@ class _Study:
                 self._not_covered.setdefault(run.layer, str(reason))
                 continue
             same = (run.head,) if (self._asked == "reachable") else run.sharing
-            places = tuple(
-                self._place(layer=run.layer, head=head, key_head=run.key_head, norm=None) for head in same
-            )
+            places = tuple(self._place(layer=run.layer, head=head, key_head=run.key_head, norm=None) for head in same)
             yield self._question(places, batch, run.row, run.positions, run.key, ellipsoid)
 
     def _gather_equal(self, run: HeadRun, queries: ReachableQueries) -> None:
@@ -225,9 +224,7 @@ class _Study:
 
     def _place(self, **where: Any) -> int:
         """The number of a place."""
-        tally = self._tallies.setdefault(
-            (where["layer"], where["head"]), _Tally(len(self._tallies), **where)
-        )
+        tally = self._tallies.setdefault((where["layer"], where["head"]), _Tally(len(self._tallies), **where))
         return tally.number
 
     def _question(
@@ -261,7 +258,7 @@ class _Tally:
 
     def __init__(self, number: int, **where: Any) -> None:
         self.number, self._where = number, where
-        self._counts = dict.fromkeys(("keys", "never_selected", "duplicates", "near_ties", "open"), 0)
+        self._counts: dict[str, Any] = dict.fromkeys(("keys", "never_selected", "duplicates", "near_ties", "open"), 0)
         self._never: list[tuple[int, int, int | None]] = []  # sequence, position, token
 
     def add(self, question: Question, verdict: Verdict) -> None:
