@@ -132,6 +132,9 @@ def placed(parts: Mapping[int, Certificates], shape: tuple[int, ...]) -> list[Ce
 
 def joined(parts: Sequence[Certificates], shape: tuple[int, ...], channels: int) -> Certificates:
     """One for many parts of the same batch, each of them for other keys, in the order of the keys."""
+    parts = [part for part in parts if len(part.query_keys) or len(part.weight_keys)]
+    if len(parts) == 1 and len(parts[0].query_keys) and _is_sorted(parts[0]):  # so that large arrays are not copied
+        return replace(parts[0], shape=shape)
     parts = [Certificates.of_queries(shape, np.zeros(0, np.int64), np.zeros((0, channels)), np.zeros(0)), *parts]
     query_keys = np.concatenate([part.query_keys for part in parts])
     by_query = _order(query_keys)
@@ -155,9 +158,13 @@ def joined(parts: Sequence[Certificates], shape: tuple[int, ...], channels: int)
     )
 
 
+def _is_sorted(part: Certificates) -> bool:
+    return isinstance(_order(part.query_keys), slice) and isinstance(_order(part.weight_keys), slice)
+
+
 def _order(keys: Ints) -> Ints | slice:
-    """What sorts ascending keys: everything as it is, if they are sorted, so that large arrays are not copied."""
-    return slice(None) if (np.diff(keys) > 0).all() else np.argsort(keys)
+    """What sorts keys: everything as it is, if they are sorted, so that large arrays are not copied."""
+    return slice(None) if (keys[1:] > keys[:-1]).all() else np.argsort(keys)
 
 
 def equal_keys(keys: Floats, earlier: bool = False) -> Bools:

@@ -21,7 +21,7 @@ from normscope.checks import Floats, as_floats, frozen
 from normscope.errors import InputError
 from normscope.geometry import Ellipsoid
 from normscope.results.selection import Selection
-from normscope.separation.many_sets import solve_sets
+from normscope.separation.passes import solve_sets
 from normscope.separation.reachable import solve_reachable
 
 
@@ -89,9 +89,9 @@ def _selectable_by(queries: Ellipsoid, keys: Floats, bias: Floats | None) -> Sel
     sets = keys.reshape(-1, *keys.shape[-2:])
     heights = [None] * len(sets) if bias is None else list(bias.reshape(len(sets), -1))
     solutions = [solve_reachable(some, height, matrix, center) for some, height in zip(sets, heights, strict=True)]
-    parts = placed({number: solution.certificates for number, solution in enumerate(solutions)}, keys.shape[:-1])
+    parts = placed({number: found for number, (found, _) in enumerate(solutions)}, keys.shape[:-1])
     certificates = replace(joined(parts, keys.shape[:-1], matrix.shape[1]), reach=(matrix, center))
-    return _selection(keys, bias, certificates, np.concatenate([solution.near_ties for solution in solutions]))
+    return _selection(keys, bias, certificates, np.concatenate([near_ties for _, near_ties in solutions]))
 
 
 def _selection(
