@@ -241,7 +241,7 @@ def _settled(keys: Floats, whitened: Whitened, unclear: Bools) -> Iterator[Certi
     """What exact arithmetic shows of the keys that floats leave open, one by one while the budget of a set lasts."""
     shape = keys.shape[:2]
     for number in np.flatnonzero(unclear.any(axis=1)):
-        some, alone, budget = keys[number], whitened.alone(number), Budget(EXACT_ENTRIES)
+        some, alone, budget = keys[number], whitened.alone(int(number)), Budget(EXACT_ENTRIES)
         for row in np.flatnonzero(unclear[number])[:, None]:
             settled, name = settle(some, alone, int(row[0]), budget), number * shape[1] + row
             if settled is None:
