@@ -25,7 +25,7 @@ from normscope.certificates.key_margins import lifted, margins
 from normscope.certificates.token_directions import POWERS, OwnDirections
 from normscope.certificates.token_table import UNIT, Outputs, Table, View, in_parts
 from normscope.checks import Floats
-from normscope.separation.twins import set_twins_apart
+from normscope.separation.duplicates import set_duplicates_apart
 from normscope.vocabulary.findings import NEVER, OPEN, TIED, WINS, Answers, Findings
 
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]  # wraps what is gone through, with a word on what it is
@@ -196,7 +196,7 @@ def _faults(table: Table, findings: Findings, progress: Progress) -> Iterator[st
     if reachable is not None and table.outputs is None:
         yield "the file says what can be reached, but nothing is known of what the norm writes"
         return
-    names, twin_of = set_twins_apart(table.stored(), table.bias)
+    names, twin_of = set_duplicates_apart(table.stored(), table.bias)
     for question, answers in questions:
         yield from _form_faults(table, answers, question)
         yield from _wrong_own_directions(table, names, np.array(list(twin_of), np.int64), answers, question, progress)
