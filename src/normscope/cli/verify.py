@@ -17,7 +17,7 @@ def verify(
     file: Annotated[
         Path,
         typer.Argument(
-            help="What `normscope keys`, `vocab`, `memorize` or `shatter` kept with -o, or normscope.save_certificates."
+            help="What `normscope keys`, `vocab`, `memorize` or `shatter` saved with -o, or a result saved in Python."
         ),
     ],
     samples: Annotated[
