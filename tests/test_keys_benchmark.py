@@ -1,29 +1,21 @@
 """normscope bench keys: a small run fits its schema and adds up, and the document says what the full run says."""
 
 import dataclasses
-import io
 import json
-from importlib.resources import files
 from pathlib import Path
 
 import jsonschema
 import pytest
-import typer
-from rich.console import Console
 from typer.testing import CliRunner
 
-from normscope.cli.bench_keys import bench_keys
-from normscope.report.tables import duration, tables
+from normscope.cli import app
 from normscope_lab.bench import keys_bench as keys
 from normscope_lab.bench import requirements
 from normscope_lab.bench.key_sets import KINDS
-from normscope_lab.bench.keys_picture import key_growth_picture
-from normscope_lab.tables.key_benchmark import ratio
+from normscope_lab.bench.timing import duration, times
+from normscope_lab.results.keys_speed import KeysSpeed
 
 DOCS = Path(__file__).parent.parent / "docs"
-SCHEMA = json.loads(files("normscope").joinpath("schemas/bench_keys.json").read_text(encoding="utf-8"))
-APP = typer.Typer()
-APP.command()(bench_keys)
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +24,8 @@ def quick():
 
 
 def test_every_set_of_the_plan_is_measured_and_every_key_accounted_for(quick):
-    assert [(row.kind, row.keys, row.channels) for row in quick.sets] == list(keys.QUICK.sets)
-    for row in quick.sets:
+    assert [(row.kind, row.keys, row.channels) for row in sets_of(quick)] == list(keys.QUICK.sets)
+    for row in sets_of(quick):
         assert row.certificates_hold
         assert row.published.reflected + row.published.programs == row.keys
         assert row.published.reflections_timed == row.highs.programs == row.keys
@@ -42,7 +34,7 @@ def test_every_set_of_the_plan_is_measured_and_every_key_accounted_for(quick):
 
 
 def test_ratios_are_times_over_ours_and_no_verdict_differs(quick):
-    for timing in (*quick.sets, quick.heads, quick.grid):
+    for timing in quick.timings:
         for other in (timing.published, timing.highs):
             assert other.ratio == pytest.approx(other.seconds / timing.normscope_seconds)
             assert other.seconds >= other.reflection_seconds
@@ -50,17 +42,19 @@ def test_ratios_are_times_over_ours_and_no_verdict_differs(quick):
 
 
 def test_the_heads_take_the_others_as_often_as_one_set_of_each_kind(quick):
-    rows = {(row.kind, row.keys): row for row in quick.sets}
+    rows = {(row.kind, row.keys): row for row in sets_of(quick)}
     expected = 2 * rows["anisotropic", 64].published.seconds + rows["heavy-tailed", 64].published.seconds
-    assert quick.heads.published.seconds == pytest.approx(expected)
-    assert (quick.heads.sets, quick.heads.keys) == (3, 192)
+    heads = quick.timings[-2]
+    assert heads.published.seconds == pytest.approx(expected)
+    assert (heads.kind, heads.sets, heads.keys, heads.channels) == ("heads", 3, 192, 8)
 
 
 def test_the_grid_counts_every_problem_and_scales_the_others_up_to_all(quick):
-    assert quick.grid.sets == 2 * 3 * 4
-    assert quick.grid.keys == 4 * 3 * (3 + 4)
-    assert quick.grid.highs.programs_timed == 3 + 4  # one set of the first cell, one of the fifth
-    assert quick.grid.highs.programs == (3 + 4) * quick.grid.sets / 2
+    grid = quick.timings[-1]
+    assert (grid.kind, grid.sets, grid.channels) == ("grid", 2 * 3 * 4, None)
+    assert grid.keys == 4 * 3 * (3 + 4)
+    assert grid.highs.programs_timed == 3 + 4  # one set of the first cell, one of the fifth
+    assert grid.highs.programs == (3 + 4) * grid.sets / 2
 
 
 def test_the_full_plan_has_the_sets_that_its_heads_are_made_of():
@@ -79,28 +73,24 @@ def test_larger_sets_than_the_licence_allows_are_compared_with_open_programs_onl
 
 def test_the_command_prints_json_that_fits_its_schema_and_draws(tmp_path):
     picture = tmp_path / "growth.svg"
-    done = CliRunner().invoke(APP, ["--quick", "--json", "--picture", str(picture)])
+    done = CliRunner().invoke(app, ["bench", "keys", "--quick", "--json", "--picture", str(picture)])
     assert done.exit_code == 0
-    jsonschema.validate(json.loads(done.stdout), SCHEMA, cls=jsonschema.Draft202012Validator)
+    jsonschema.validate(json.loads(done.stdout), KeysSpeed.json_schema(), cls=jsonschema.Draft202012Validator)
     assert "<svg" in picture.read_text(encoding="utf-8")
 
 
 def test_the_picture_shows_growth_with_the_keys_and_leaves_out_what_was_not_run(quick):
-    largest = dataclasses.replace(quick.sets[-1], published=None)
-    figure = key_growth_picture(dataclasses.replace(quick, sets=(*quick.sets[:-1], largest)))
+    *others, last = sets_of(quick)
+    figure = dataclasses.replace(quick, timings=(*others, dataclasses.replace(last, published=None))).plot()
     _, by_keys = figure.axes
     points = {line.get_label(): len(line.get_xdata()) for line in by_keys.lines}
     assert points == {"normscope, d = 8": 2, "published procedure, d = 8": 1, "HiGHS, one program per key, d = 8": 2}
 
 
 def test_the_table_fits_a_hundred_columns_and_says_what_was_timed(quick):
-    console = Console(width=100, file=io.StringIO())
-    for part in tables(quick):
-        console.print(part)
-    shown = console.file.getvalue()
-    row = quick.sets[0]
+    shown, row = str(quick), quick.timings[0]
     assert f"{row.published.programs_timed}/{row.published.programs}" in shown
-    assert ratio(row.highs.ratio) in shown
+    assert times(row.highs.ratio) in shown
     assert duration(row.normscope_seconds) in shown
     assert "Every certificate held." in shown
     assert max(map(len, shown.splitlines())) <= 100
@@ -115,12 +105,10 @@ def test_without_the_solvers_one_line_names_what_to_install(monkeypatch):
 def test_the_figures_of_the_document_are_those_of_the_run():
     text = (DOCS / "selectable-speed.md").read_text(encoding="utf-8")
     run = json.loads((DOCS / "results" / "keys.json").read_text(encoding="utf-8"))
-    jsonschema.validate(run, SCHEMA, cls=jsonschema.Draft202012Validator)
-    for row in run["sets"]:
-        assert document_row(row["kind"], f"{row['keys']:,} × {row['channels']}", row) in text
-    for job in ("heads", "grid"):
-        assert document_row(job, f"{run[job]['sets']:,} sets", run[job]) in text
-    timings = [*run["sets"], run["heads"], run["grid"]]
+    timings = run["timings"]
+    for row in timings:
+        size = f"{row['keys']:,} × {row['channels']}" if row["sets"] == 1 else f"{row['sets']:,} sets"
+        assert document_row(row["kind"], size, row) in text
     others = [timing[way] for timing in timings for way in ("published", "highs") if timing[way]]
     assert all(timing["certificates_hold"] for timing in timings)
     assert sum(other["disagreements"] + other["failures"] for other in others) == 0
@@ -136,6 +124,10 @@ def test_the_counts_of_the_document_are_those_of_the_agreement():
     assert f"{run['compared']:,} keys compared, {len(run['disagreements'])} judged differently" in text
 
 
+def sets_of(result):
+    return [timing for timing in result.timings if timing.sets == 1]
+
+
 def document_row(name, size, timing):
     """A row of the document's table."""
     cells = [name, size, f"{timing['keys'] - timing['selectable']:,}", duration(timing["normscope_seconds"])]
@@ -144,6 +136,6 @@ def document_row(name, size, timing):
         cells += ["", "", ""]
     else:
         counts = f"{published['programs_timed']} of {published['programs']:,}"
-        cells += [duration(published["seconds"]), ratio(published["ratio"]), counts]
-    cells += [duration(highs["seconds"]), ratio(highs["ratio"]), str(highs["programs_timed"])]
+        cells += [duration(published["seconds"]), times(published["ratio"]), counts]
+    cells += [duration(highs["seconds"]), times(highs["ratio"]), str(highs["programs_timed"])]
     return f"| {' | '.join(cells)} |"

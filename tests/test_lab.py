@@ -1,14 +1,12 @@
-"""Runs of experiments: interrupted and continued, in one process or several, every experiment in miniature."""
+"""Runs of experiments: interrupted and resumed, in one process or several, every experiment in miniature."""
 
 import importlib
-import io
 import json
 import re
 import signal
 import subprocess
 import sys
 import time
-from importlib.resources import files
 
 import jsonschema
 import numpy as np
@@ -16,20 +14,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from scipy.stats import t as student
 from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
 from lab_data import write_all
 from normscope.cli import app
-from normscope.report.tables import tables
+from normscope.results.result import load_bytes, type_named
 from normscope_lab.engine import statistics
-from normscope_lab.engine.keep import Keep
+from normscope_lab.engine.cell_state import CellState
+from normscope_lab.engine.experiment import as_result, experiment_named, names
 from normscope_lab.engine.runs import reproduce
 from normscope_lab.engine.statistics import mean_interval, paired_difference
 from normscope_lab.experiments import translation
-from normscope_lab.experiments.catalogue import experiment_named, names
 from normscope_lab.training.key_inputs import shares, unselectable
 
 MAJORITY = {"samples": 60, "length": 20, "classes": 5, "batch": 8, "steps": 4, "epoch": 2, "every": 1}
@@ -75,16 +72,17 @@ def small(name, out, data, **others):
 
 
 def test_every_experiment_has_a_miniature():
-    assert set(SMALL) | {"hessian", "lssr", "capacity", "ellipsoid"} == set(names())  # those: test_lab_claims.py
+    assert set(SMALL) | {"hessian", "lssr", "network-depth", "norm-outputs"} == set(
+        names()
+    )  # those: test_lab_claims.py
     assert set(ONE_STEP) == set(SMALL) - {"random-keys"}
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_an_experiment_writes_rows_findings_and_pictures(name, tmp_path, data, scored):
     result = small(name, tmp_path / "run", data)
-    schema = json.loads((files("normscope") / "schemas" / "reproduce.json").read_text(encoding="utf-8"))
     written = json.loads((tmp_path / "run" / "findings.json").read_text(encoding="utf-8"))
-    jsonschema.validate(written, schema)
+    jsonschema.validate(written, result.json_schema())
     assert written == json.loads(json.dumps(result.to_dict()))
     rows = (tmp_path / "run" / "results.csv").read_text(encoding="utf-8").splitlines()
     assert "seed" in rows[0]
@@ -92,23 +90,21 @@ def test_an_experiment_writes_rows_findings_and_pictures(name, tmp_path, data, s
     assert not list((tmp_path / "run" / "cells").glob("*.state"))
     for picture in (*result.pictures, *result.pages):
         assert (tmp_path / "run" / picture).stat().st_size > 1000
-    shown = Console(width=100, file=io.StringIO())
-    for part in tables(result):
-        shown.print(part)
-    assert "different here" in shown.file.getvalue()  # a miniature is never what the paper did
+    assert "Different here" in str(result)  # a miniature is never what the paper did
+    assert load_bytes(result.to_bytes(), "run") == result
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "random-keys"])
 def test_an_experiment_stopped_after_an_epoch_ends_as_one_that_was_not(name, tmp_path, data, scored, monkeypatch):
     small(name, tmp_path / "whole", data, seeds=1)
-    save = Keep.save
+    save = CellState.save
 
-    def save_and_stop(keep, state, done):
-        save(keep, state, done)
+    def save_and_stop(state, values, done):
+        save(state, values, done)
         if done < 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Keep, "save", save_and_stop)
+    monkeypatch.setattr(CellState, "save", save_and_stop)
     interruptions = 0
     while True:
         try:
@@ -123,14 +119,14 @@ def test_an_experiment_stopped_after_an_epoch_ends_as_one_that_was_not(name, tmp
 @pytest.mark.parametrize("name", ONE_STEP)
 def test_the_published_set_up_starts(name, tmp_path, data, scored):
     result = small(name, tmp_path / "run", data, preset="paper", seeds=1, changes=ONE_STEP[name])
-    published = experiment_named(name).settings("paper", data)
+    published = as_result(experiment_named(name).settings("paper", data))
     kept = set(published) - set(ONE_STEP[name]) - {"data"}
     assert all(result.settings[setting] == published[setting] for setting in kept)
     assert result.findings
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_run_that_was_killed_continues_to_the_same_result(workers, tmp_path):
+def test_a_run_that_was_killed_is_resumed_to_the_same_result(workers, tmp_path):
     changes = {**MAJORITY, "steps": 60, "epoch": 1}
     program = (
         "from pathlib import Path; from normscope_lab.engine.runs import reproduce\n"
@@ -148,7 +144,7 @@ def test_a_run_that_was_killed_continues_to_the_same_result(workers, tmp_path):
         child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
     time.sleep(0.5)  # workers end with their parent
-    unfinished = [Keep(cells, state.stem).load()["epochs"] for state in cells.glob("*.state")]
+    unfinished = [CellState(cells, state.stem).load()["epochs"] for state in cells.glob("*.state")]
     assert any(0 < epochs < 60 for epochs in unfinished)
     for out in ("parts", "whole"):
         reproduce("majority", tmp_path / out, seeds=1, workers=1, changes=changes)
@@ -174,7 +170,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
 def test_what_an_experiment_does_not_know_is_refused(tmp_path, data):
     with pytest.raises(ValueError, match=r"can be changed are samples, .*got 'stepps'"):
         reproduce("majority", tmp_path / "run", changes={"stepps": 3})
-    with pytest.raises(ValueError, match=r"steps must be like 2000, got 3.5"):
+    with pytest.raises(ValueError, match=r"steps must be above 0 and like 2000, got 3.5"):
         reproduce("majority", tmp_path / "run", changes={"steps": 3.5})
     with pytest.raises(ValueError, match="can be changed are"):
         reproduce("language-model", tmp_path / "run", data=data, changes={"data": {}})
@@ -199,7 +195,7 @@ def test_what_an_experiment_does_not_know_is_refused(tmp_path, data):
         ("majority-3d", {"width": 4}, "width must be 3, as it is drawn in space, got 4"),
         ("hessian", {"channels": [30]}, "channels must be multiples of 4, 12 or more, got 30"),
         ("random-keys", {"keys": []}, r"keys must be above 0 and like \[3, 6.*, got \[\]"),
-        ("capacity", {"fold": [1]}, "merge and fold must be 3 samples or more, got 1"),
+        ("network-depth", {"search": [1]}, "merge and search must be 3 samples or more, got 1"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_before_anything_is_written(name, changes, message, tmp_path, data):
@@ -222,7 +218,7 @@ def test_data_that_does_not_fit_is_refused(tmp_path, data):
     with pytest.raises(ValueError, match="got 0, 1 to train with and 0, 2 to test with"):
         small("bert-no-norm", tmp_path / "bert", tmp_path / "sst2")
     with pytest.raises(ValueError, match="--seeds must be 1, got 2"):
-        reproduce("ellipsoid", tmp_path / "ellipsoid", seeds=2)
+        reproduce("norm-outputs", tmp_path / "outputs", seeds=2)
 
 
 def test_cells_with_grids_of_one_place_are_drawn_and_judged(tmp_path):
@@ -246,7 +242,7 @@ def test_a_run_tells_how_far_it_is(tmp_path):
 
 
 def test_a_run_whose_output_goes_to_a_file_tells_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("normscope.cli.reproduce"), "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(importlib.import_module("normscope_lab.cli.reproduce"), "LINE_SECONDS", 0.0)
     given = [f"--set={name}={value}" for name, value in SMALL["random-keys"].items()]
     command = ["reproduce", "random-keys", "--workers=1", "--out", str(tmp_path / "run"), *given]
     first, again = (CliRunner().invoke(app, command) for _ in range(2))
@@ -313,9 +309,9 @@ def test_the_page_that_turns_offers_no_upload(tmp_path):
 
 def test_the_command_lists_all_experiments():
     done = CliRunner().invoke(app, ["reproduce", "--list"])
-    assert [line.split()[0] for line in done.output.splitlines()] == list(names())
+    assert all(f"\n {name} " in done.output for name in names())
     listed = json.loads(CliRunner().invoke(app, ["reproduce", "--list", "--json"]).stdout)
-    jsonschema.validate(listed, json.loads((files("normscope") / "schemas" / "reproduce_list.json").read_text("utf-8")))
+    jsonschema.validate(listed, type_named("experiments_list").json_schema())
     assert [each["name"] for each in listed["experiments"]] == list(names())
 
 
@@ -330,7 +326,8 @@ def test_the_command_changes_settings(tmp_path):
 
 @pytest.mark.parametrize(("name", "unknown"), [("language_model", 1), ("majority", 3), ("bert_no_norm", 0)])
 def test_a_seed_that_diverges_is_said_and_shows_nothing(name, unknown, tmp_path, data, monkeypatch):
-    module = importlib.import_module(f"normscope.lab.{'majority_task' if name == 'majority' else name}")
+    home = "training.majority_task" if name == "majority" else f"experiments.{name}"
+    module = importlib.import_module(f"normscope_lab.{home}")
     descend = module.descend
 
     def diverging(loss, optimizer, schedule):

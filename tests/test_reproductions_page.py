@@ -8,9 +8,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from normscope_lab.engine.experiment import experiment_named
+from normscope_lab.results.reproduction import Reproduction
+
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "docs" / "results" / "reproductions"
-SCHEMA = json.loads((ROOT / "src" / "normscope" / "schemas" / "reproduce.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def test_the_page_is_what_the_tool_writes_from_the_results(tool):
 def test_every_kept_run_is_whole(folder):
     found = json.loads((KEPT / folder / "findings.json").read_text(encoding="utf-8"))
     config = json.loads((KEPT / folder / "config.json").read_text(encoding="utf-8"))
-    jsonschema.validate(found, SCHEMA)
+    jsonschema.validate(found, Reproduction.json_schema())
     assert folder.startswith(found["experiment"])
     assert config["settings"] == found["settings"]
     assert config["command"].startswith("normscope reproduce")
@@ -38,8 +40,6 @@ def test_every_kept_run_is_whole(folder):
 
 
 def test_a_kept_finding_follows_from_the_kept_rows():
-    from normscope_lab.experiments.catalogue import experiment_named
-
     folder = KEPT / "hessian-quick"
     found = json.loads((folder / "findings.json").read_text(encoding="utf-8"))
     with (folder / "results.csv").open(encoding="utf-8") as file:

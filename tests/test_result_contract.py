@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from dataclasses import dataclass, field
+from pkgutil import iter_modules
 from typing import Annotated
 
 import jsonschema
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+import normscope_lab.results
 from normscope.errors import InputError
 from normscope.report.terminal import as_csv, as_text
 from normscope.results import names
@@ -150,7 +152,7 @@ def test_what_has_no_picture_says_so():
         TOY.plot()
 
 
-KINDS = names()
+KINDS = [*names(), *(module.name for module in iter_modules(normscope_lab.results.__path__))]
 
 
 @pytest.mark.parametrize("kind", KINDS)

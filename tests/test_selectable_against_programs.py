@@ -1,31 +1,24 @@
 """Which keys can win: no verdict differs from linear programs, nor from what was planted."""
 
 import dataclasses
-import io
 import json
-from importlib.resources import files
 from types import SimpleNamespace
+import re
 
 import jsonschema
 import numpy as np
 import pytest
-import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 from typer.testing import CliRunner
 
 from normscope import selectable
-from normscope.cli.bench_keys import bench_keys_agreement
-from normscope.report.tables import tables
-from normscope_lab.bench import keys_agreement, requirements
+from normscope.cli import app
+from normscope_lab.bench import agreement_bench, requirements
 from normscope_lab.bench.key_sets import KINDS
 from normscope_lab.bench.linear_programs import PREFERS, preference
+from normscope_lab.results.keys_agreement import Disagreement, KeysAgreement
 from strategies import seeds
-
-SCHEMA = json.loads(files("normscope").joinpath("schemas/bench_keys_agreement.json").read_text(encoding="utf-8"))
-APP = typer.Typer()
-APP.command()(bench_keys_agreement)
 
 
 @st.composite
@@ -97,7 +90,7 @@ def test_linear_programs_judge_planted_keys_rightly(case):
 
 
 def test_on_two_thousand_keys_of_every_kind_no_verdict_differs_from_a_linear_program():
-    agreement = keys_agreement.run(2000)
+    agreement = agreement_bench.run(2000)
     assert agreement.holds
     assert agreement.disagreements == ()
     assert agreement.keys >= agreement.compared >= 2000
@@ -116,15 +109,15 @@ def test_a_wrong_verdict_is_found_named_and_ends_with_exit_code_1(monkeypatch):
         mask[..., 0] ^= True
         return SimpleNamespace(mask=mask, near_ties=result.near_ties, holds=result.holds)
 
-    monkeypatch.setattr(keys_agreement, "selectable", wrong_of_key_0)
-    done = CliRunner().invoke(APP, ["--keys", "30", "--json"])
+    monkeypatch.setattr(agreement_bench, "selectable", wrong_of_key_0)
+    done = CliRunner().invoke(app, ["bench", "keys-agreement", "--keys", "30", "--json"])
     assert done.exit_code == 1
     printed = json.loads(done.stdout)
-    jsonschema.validate(printed, SCHEMA, cls=jsonschema.Draft202012Validator)
+    jsonschema.validate(printed, KeysAgreement.json_schema(), cls=jsonschema.Draft202012Validator)
     assert not printed["holds"]
     assert {one["place"][-1] for one in printed["disagreements"]} == {0}
     first = printed["disagreements"][0]
-    _, keys, bias = keys_agreement.key_set(first["number"])
+    _, keys, bias = agreement_bench.key_set(first["number"])
     *batch, key = first["place"]
     right = selectable(keys[*batch], bias=None if bias is None else bias[*batch]).mask[key]
     assert first["selectable"] != right
@@ -132,38 +125,36 @@ def test_a_wrong_verdict_is_found_named_and_ends_with_exit_code_1(monkeypatch):
 
 
 def test_agreement_ends_with_exit_code_0_and_fits_its_schema():
-    done = CliRunner().invoke(APP, ["--keys", "30", "--json"])
+    done = CliRunner().invoke(app, ["bench", "keys-agreement", "--keys", "30", "--json"])
     assert done.exit_code == 0
     printed = json.loads(done.stdout)
-    jsonschema.validate(printed, SCHEMA, cls=jsonschema.Draft202012Validator)
+    jsonschema.validate(printed, KeysAgreement.json_schema(), cls=jsonschema.Draft202012Validator)
     assert printed["keys"] == sum(row["keys"] for row in printed["kinds"]) >= printed["compared"] >= 30
 
 
 def test_the_table_of_the_agreement_names_every_disagreement():
-    wrong = keys_agreement.Disagreement(number=3, place=(1, 4), selectable=True, preference=0.0)
-    agreement = dataclasses.replace(keys_agreement.run(30), disagreements=(wrong,))
-    console = Console(width=100, file=io.StringIO())
-    for part in tables(agreement):
-        console.print(part)
-    assert "set 3, key 1, 4: we say wins" in console.file.getvalue()
+    wrong = Disagreement(number=3, place=(1, 4), selectable=True, preference=0.0)
+    agreement = dataclasses.replace(agreement_bench.run(30), disagreements=(wrong,))
+    assert re.search(r"3 +1, 4 +True +0\n", re.sub(r" +\n", "\n", str(agreement)))
+    assert "1 judged differently" in str(agreement)
 
 
 def test_too_few_keys_compared_is_no_agreement(monkeypatch):
-    monkeypatch.setattr(keys_agreement, "preference", lambda keys, key, bias: None)
-    agreement = keys_agreement.run(30)
+    monkeypatch.setattr(agreement_bench, "preference", lambda keys, key, bias: None)
+    agreement = agreement_bench.run(30)
     assert agreement.compared == 0
-    assert sum(row.unanswered + row.degenerate for row in agreement.kinds) == agreement.keys >= 60
+    assert sum(row.unanswered + row.near_ties for row in agreement.kinds) == agreement.keys >= 60
     assert not agreement.holds
 
 
-def test_degenerate_keys_are_counted_and_not_compared():
-    judged = [keys_agreement._judge(number) for number in range(40) if keys_agreement.key_set(number)[0] == "lattice"]
-    assert any(one.degenerate.any() for one in judged)
+def test_near_ties_are_counted_and_not_compared():
+    judged = [agreement_bench._judge(number) for number in range(40) if agreement_bench.key_set(number)[0] == "lattice"]
+    assert any(one.near_ties.any() for one in judged)
     for one in judged:
-        assert not (one.compared & one.degenerate).any()
+        assert not (one.compared & one.near_ties).any()
 
 
 def test_without_scipy_one_line_names_what_to_install(monkeypatch):
     monkeypatch.setattr(requirements, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"this benchmark needs scipy: pip install normscope\[bench\]"):
-        keys_agreement.run(1)
+        agreement_bench.run(1)

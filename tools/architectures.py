@@ -139,10 +139,10 @@ def inspected(folder: Path) -> dict:
     found = inspect(folder)
     return {
         "kinds": counted(norm.kind for norm in found.norms),
-        "unknown": counted(general(norm.problem) for norm in found.norms if norm.kind == "unknown"),
-        "unchecked": counted(general(norm.unchecked) for norm in found.norms if norm.unchecked is not None),
-        "gated": counted(norm.gate for norm in found.norms if norm.gate is not None),
-        "functions": sum(norm.function is not None for norm in found.norms),
+        "unknown": counted(general(norm.found.problem) for norm in found.norms if norm.kind == "unknown"),
+        "unchecked": counted(general(norm.found.unchecked) for norm in found.norms if norm.found.unchecked is not None),
+        "gated": counted(str(norm.found.gate) for norm in found.norms if norm.found.gate is not None),
+        "functions": sum(norm.found.function is not None for norm in found.norms),
         "untraced": found.untraced,
         "placement": found.placement,
         "qk_norm": found.qk_norm,
@@ -181,7 +181,7 @@ def soundness(architecture: str) -> dict:
             for module in model.modules():
                 if isinstance(module, linear):
                     module.weight *= LARGE
-        bounds = bounds_of(ranges(model), lambda name, model=model: isinstance(model.get_submodule(name), linear))
+        bounds = bounds_of(ranges(model))
         torch.manual_seed(seed)
         example = example_inputs(model)
         passes = [{name: redrawn(name, value, factor) for name, value in example.items()} for factor in FACTORS]
@@ -195,14 +195,17 @@ def soundness(architecture: str) -> dict:
     return {"largest": max(shares, default=0.0), "layers": len(layers), "outputs": outputs, "not_finite": not_finite}
 
 
-def bounds_of(found, plain) -> dict:
-    """By layer: the lowest and highest value of each output; only layers that are bounded in all their calls."""
+def bounds_of(found) -> dict:
+    """By layer: the lowest and highest value of each output; only layers that are bounded in all their calls.
+
+    Products in modules that do more, such as routers, go by the name of their matrix, and no hook sees them.
+    """
     import torch
 
     partly = {missed.layer for missed in found.not_covered}
     bounds: dict = {}
     for layer in found.layers:
-        if layer.bounded and layer.layer not in partly and plain(layer.layer):
+        if layer.bounded and layer.layer not in partly and layer.layer != layer.weight:
             low, high = torch.tensor(layer.lows), torch.tensor(layer.highs)
             before = bounds.get(layer.layer, (low, high))  # by another norm, which the layer reads too
             bounds[layer.layer] = (torch.minimum(low, before[0]), torch.maximum(high, before[1]))
@@ -245,27 +248,27 @@ def share(rows, low, high) -> float:
 
 
 def folded(folder: Path, out: Path, *, rms: bool = False) -> dict:
-    from normscope.rewrite.saved_model import fold_checkpoint
+    from normscope import fold
 
-    folding = fold_checkpoint(folder, out, rms=rms)
+    folding = fold(folder, out=out, rms=rms)
     kept: Counter = Counter()
-    for verdict in folding.verdicts:
+    for verdict in folding.norms:
         for part, decision in (("mean", verdict.centring), ("affine", verdict.affine)):
             if decision.what in ("kept", "after look-up"):
                 kept[f"{part}: {general(decision.reason)}"] += 1
-    centring = [verdict.centring.what for verdict in folding.verdicts]
+    centring = [verdict.centring.what for verdict in folding.norms]
     return {
-        "norms": len(folding.verdicts),
+        "norms": len(folding.norms),
         "subtract_means": sum(what != "nothing to fold" for what in centring),
         "centred": centring.count("folded"),
         "after_look_up": centring.count("after look-up"),
-        "affine": sum(verdict.affine.what == "folded" for verdict in folding.verdicts),
+        "affine": sum(verdict.affine.what == "folded" for verdict in folding.norms),
         "replaced": len(folding.replaced),
         "kept": dict(kept),
         "not_run": len(folding.not_run),
         "rewrite_difference": folding.certificate.rewrite_difference,
         "written_difference": folding.certificate.written_difference,
-        "holds": folding.certificate.holds,
+        "holds": folding.holds,
     }
 
 
@@ -294,12 +297,11 @@ def swapped(model) -> dict:
 
     from normscope import swap
     from normscope.models.example_inputs import example_inputs
-    from normscope.models.float64_run import floats
-    from normscope.rewrite.certificate import difference
+    from normscope.models.float64_run import difference, floats
 
     swapping, inputs = swap(model, groups=1, only="*"), example_inputs(model)
     with torch.no_grad():
-        before, after = (floats(each(**inputs)) for each in (model, swapping.model))
+        before, after = (floats(each(**inputs)) for each in (model, swapping.module))
     return {
         "swapped": len(swapping.swapped),
         "kept": counted(general(left.reason) for left in swapping.kept),

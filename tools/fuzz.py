@@ -214,10 +214,10 @@ def prepare_keys(folder: Path) -> list[Path]:
 
 def verified(path: Path) -> str:
     """What `normscope verify` says."""
-    from normscope.cli.verify import _verified
+    from normscope.verify_file import verify
 
     samples = path.parent / "samples.csv"
-    return _verified(path, samples if samples.exists() else None, None)[1]
+    return verify(path, against=samples if samples.exists() else None).reason
 
 
 def prepare_vocab(folder: Path) -> list[Path]:
@@ -228,39 +228,41 @@ def prepare_vocab(folder: Path) -> list[Path]:
     model = folder / "model"
     tiny_gpt().save_pretrained(model)
     with torch.no_grad():
-        normscope.vocab(model, state=folder / "state.npz")
-    return [folder / "state.npz"]
+        normscope.vocab(model, resume=folder / "tokens.safetensors")
+    return [folder / "tokens.safetensors"]
 
 
 @cache
 def vocab_table(model: Path) -> Any:
+    from normscope.certificates.check_tokens import TableRead
+    from normscope.certificates.token_table import Table
+    from normscope.models.subject import Subject
     from normscope.models.unembedding import unembedding_of
-    from normscope.studies.vocab import table_of
 
-    return table_of(unembedding_of(model))[0]
+    found = unembedding_of(Subject(model))
+    return TableRead(Table.after(found.norm, found.rows, found.bias), {})
 
 
-def read_vocab(path: Path) -> str | None:
+def read_vocab(path: Path) -> str:
     """What verify does, for a model that is read once."""
-    from normscope.certificates.check_tokens import first_fault
-    from normscope.vocabulary.findings import load_findings
+    import normscope
+    from normscope.certificates.check_tokens import check
 
-    return first_fault(vocab_table(path.parent / "model"), load_findings(path).findings)
+    return check(normscope.load(path), against=vocab_table(path.parent / "model"))[1]
 
 
 def prepare_shatter(folder: Path) -> list[Path]:
     import normscope
 
-    normscope.shatter(2, state=folder / "two.npz")
-    return [folder / "two.npz"]
+    normscope.capacity.shatter(2, resume=folder / "two.safetensors")
+    return [folder / "two.safetensors"]
 
 
 def read_shatter(path: Path) -> str:
-    from normscope.capacity.equal_creases import folded_points
-    from normscope.capacity.shatter_state import load_networks
+    import normscope
 
     said = verified(path)
-    load_networks(path, 2, 0, folded_points(2))
+    normscope.load(path)
     return said
 
 
@@ -269,11 +271,11 @@ def prepare_network(folder: Path) -> list[Path]:
 
     labels = ["a", "b", "a", "b", "c"]
     write(folder / "samples.csv", "\n".join(f"{number},{label}" for number, label in enumerate(labels)))
-    for method in ("fold", "merge"):
-        normscope.memorize([[float(number)] for number in range(5)], labels, method=method).save(
+    for method in ("search", "merge"):
+        normscope.capacity.memorize([[float(number)] for number in range(5)], labels, method=method).save(
             folder / f"{method}.safetensors"
         )
-    return [folder / "fold.safetensors", folder / "merge.safetensors"]
+    return [folder / "search.safetensors", folder / "merge.safetensors"]
 
 
 def prepare_csv(folder: Path) -> list[Path]:
@@ -289,9 +291,8 @@ def read_csv(path: Path) -> None:
     """Samples as `normscope memorize` takes them, up to the line that they are laid on."""
     import numpy as np
 
-    from normscope.capacity.line import choose_line
-    from normscope.capacity.samples import checked_samples
-    from normscope.studies.labelled_table import read_labelled_table
+    from normscope.capacity.samples import checked_samples, choose_line
+    from normscope.models.labelled_table import read_labelled_table
 
     table = read_labelled_table(path)
     samples = checked_samples(table.samples, np.array(table.labels), "float64")
@@ -365,9 +366,9 @@ def prepare_run(folder: Path) -> list[Path]:
 
     reproduce("random-keys", folder / "run", seeds=1, changes=TINY_RUN, workers=1)
     cells = sorted((folder / "run" / "cells").glob("*.json"))
-    from normscope_lab.engine.keep import Keep
+    from normscope_lab.engine.cell_state import CellState
 
-    Keep(folder, "cell").save({"epoch": 3, "rows": [{"loss": 0.5}]}, done=0.25)
+    CellState(folder, "cell").save({"epoch": 3, "rows": [{"loss": 0.5}]}, done=0.25)
     return [folder / "run" / "config.json", cells[0], folder / "cell.state", folder / "cell.done"]
 
 
@@ -375,38 +376,37 @@ TINY_RUN = {"channels": [2], "keys": [3], "runs": 1}
 
 
 def read_run(path: Path) -> None:
-    """What a run that goes on reads of what is there, without the pictures that follow."""
+    """What a resumed run reads of what is there, without the pictures that follow."""
     from normscope_lab.engine import runs
-    from normscope_lab.engine.keep import Keep
-    from normscope_lab.experiments.catalogue import experiment_named
+    from normscope_lab.engine.cell_state import CellState
+    from normscope_lab.engine.experiment import experiment_named
 
     if path.stem == "cell":
-        Keep(path.parent, "cell").load()
-        assert 0 <= Keep(path.parent, "cell").fraction <= 1
+        CellState(path.parent, "cell").load()
+        assert 0 <= CellState(path.parent, "cell").fraction <= 1
         return
     folder = path.parent if path.name == "config.json" else path.parent.parent
     experiment = experiment_named("random-keys")
-    settings = runs._changed(experiment.settings("quick", None), TINY_RUN)
-    runs._open_folder(folder, experiment, "quick", [0], settings, "")
+    settings = runs.changed(experiment.settings("quick", None), TINY_RUN)
+    runs.open_folder(folder, experiment.name, "quick", [0], settings)
     for cell in experiment.cells(settings, [0]):
-        runs._finished(folder / "cells", cell)
+        runs.finished(folder / "cells", cell)
 
 
 def prepare_settings(folder: Path) -> list[Path]:
-    lines = ["random-keys channels=[2, 3] runs=1", "vit learning_rate=1e-3 batch=8", "capacity merge=[9] depths=[1]"]
+    lines = ["random-keys channels=[2, 3] runs=1", "vit learning_rate=1e-3 batch=8", "network-depth merge=[9]"]
     return [write(folder / f"{number}.args", line) for number, line in enumerate(lines)]
 
 
 def read_settings(path: Path) -> None:
     """An experiment and what --set gives it, up to the cells that would be run."""
-    from normscope.cli.reproduce import _change
-    from normscope_lab.engine.runs import _changed
-    from normscope_lab.experiments.catalogue import experiment_named
+    from normscope_lab.engine.experiment import experiment_named
+    from normscope_lab.engine.runs import changed, parsed_change
 
     name, _, changes = path.read_text("utf-8", "surrogateescape").partition(" ")
     experiment = experiment_named(name)
-    given = dict(_change(each) for each in changes.replace(", ", ",").split(" "))
-    experiment.cells(_changed(experiment.settings("quick", None), given), [0])
+    given = dict(parsed_change(each) for each in changes.replace(", ", ",").split(" "))
+    experiment.cells(changed(experiment.settings("quick", None), given), [0])
 
 
 def prepare_options(folder: Path) -> list[Path]:
@@ -414,15 +414,15 @@ def prepare_options(folder: Path) -> list[Path]:
     prepare_network(folder)
     commands = [
         "shatter 1 --points 2 --seed 0",
-        "memorize FOLDER/heading.csv --label kind --eps 0 --seed 3 --dtype float64 --method fold --seconds 5",
+        "memorize FOLDER/heading.csv --label kind --eps 0 --seed 3 --dtype float64 --method search --seconds 5",
         "verify FOLDER/fold.safetensors FOLDER/samples.csv --label 2",
-        "separability --texts FOLDER/plain.csv",
-        "reproduce capacity --preset quick --set merge=[9] --seeds 0",
+        "separability --text FOLDER/plain.csv",
+        "reproduce network-depth --preset quick --set merge=[9] --seeds 0",
         "keys --text sample --at heads --max-keys x",
         "inspect FOLDER/plain.csv --dtype float32 --device cpu",
         "fold FOLDER -o FOLDER/plain.csv",
         "--max-gigabytes 2 ranges FOLDER",
-        "vocab FOLDER/plain.csv --budget 0",
+        "vocab FOLDER/plain.csv --seconds 0",
     ]
     return [write(folder / f"{number}.args", line) for number, line in enumerate(commands)]
 
@@ -446,24 +446,24 @@ def read_options(path: Path) -> str:
 
 
 READERS = {
-    "safetensors": Reader("a .safetensors file", prepare_safetensors, read_checkpoint, 150),
-    "gguf": Reader("a .gguf file", prepare_gguf, read_checkpoint, 60),
-    "torch": Reader("a state dict saved by torch", prepare_torch, read_checkpoint, 15),
-    "index": Reader("the index of a checkpoint in shards", prepare_index, read_folder, 90),
-    "config": Reader("config.json of a folder", prepare_config, read_folder, 1),
-    "tokenizer": Reader("tokenizer files of a folder", prepare_tokenizer, read_tokenizer, 1.5),
-    "certificates": Reader("certificates of keys, .safetensors", prepare_certificates, verified, 20),
-    "keys": Reader("keys of a model, .safetensors", prepare_keys, verified, 10),
-    "vocab": Reader("a state of `vocab`, .npz", prepare_vocab, read_vocab, 4),
-    "shatter": Reader("a state of `shatter`, .npz", prepare_shatter, read_shatter, 2),
-    "network": Reader("a network of `memorize`, .safetensors", prepare_network, verified, 100),
-    "csv": Reader("samples with labels, .csv", prepare_csv, read_csv, 100),
-    "images": Reader("images of the experiments: .npz, binary, pickled, IDX", prepare_images, read_images, 80),
-    "texts": Reader("texts of the experiments, plain and .gz", prepare_texts, read_texts, 15),
-    "labelled": Reader("texts with labels, .tsv", prepare_labelled, read_labelled, 180),
-    "run": Reader("the folder of a run that is continued", prepare_run, read_run, 30),
-    "settings": Reader("values of --set", prepare_settings, read_settings, 140),
-    "options": Reader("words of a command line", prepare_options, read_options, 1.5),
+    "safetensors": Reader("a .safetensors file", prepare_safetensors, read_checkpoint, 120),
+    "gguf": Reader("a .gguf file", prepare_gguf, read_checkpoint, 80),
+    "torch": Reader("a state dict saved by torch", prepare_torch, read_checkpoint, 40),
+    "index": Reader("the index of a checkpoint in shards", prepare_index, read_folder, 80),
+    "config": Reader("config.json of a folder", prepare_config, read_folder, 8),
+    "tokenizer": Reader("tokenizer files of a folder", prepare_tokenizer, read_tokenizer, 6),
+    "certificates": Reader("certificates of keys, .safetensors", prepare_certificates, verified, 60),
+    "keys": Reader("keys of a model, .safetensors", prepare_keys, verified, 30),
+    "vocab": Reader("a result of `vocab`, .safetensors", prepare_vocab, read_vocab, 30),
+    "shatter": Reader("a result of `shatter`, .safetensors", prepare_shatter, read_shatter, 16),
+    "network": Reader("a result of `memorize`, .safetensors", prepare_network, verified, 150),
+    "csv": Reader("samples with labels, .csv", prepare_csv, read_csv, 80),
+    "images": Reader("images of the experiments: .npz, binary, pickled, IDX", prepare_images, read_images, 60),
+    "texts": Reader("texts of the experiments, plain and .gz", prepare_texts, read_texts, 20),
+    "labelled": Reader("texts with labels, .tsv", prepare_labelled, read_labelled, 90),
+    "run": Reader("the folder of a run that is resumed", prepare_run, read_run, 40),
+    "settings": Reader("values of --set", prepare_settings, read_settings, 80),
+    "options": Reader("words of a command line", prepare_options, read_options, 10),
 }
 
 
@@ -563,9 +563,8 @@ def change_json_file(content: bytes, draw: Random) -> bytes:
 
 def change_safetensors(content: bytes, draw: Random) -> bytes:
     """Another header of the right length."""
-    (length,) = struct.unpack_from("<Q", content)
-    header = json.dumps(change_json(json.loads(content[8 : 8 + length]), draw)).encode()
-    return struct.pack("<Q", len(header)) + header + content[8 + length :]
+    header, data = safetensors_parts(content)
+    return safetensors_file(change_json(header, draw), data)
 
 
 def change_numbers(content: bytes, draw: Random) -> bytes:
@@ -573,6 +572,59 @@ def change_numbers(content: bytes, draw: Random) -> bytes:
     place = len(content) - 8 * draw.randrange(1, max(2, len(content) // 16))
     odd = draw.choice((0.0, -1.0, 1e300, -1e308, 5e-324, float("nan"), float("inf")))
     return content[:place] + struct.pack("<d", odd) + content[place + 8 :]
+
+
+def change_metadata(content: bytes, draw: Random) -> bytes:
+    """Other metadata, all of them texts, as the format asks for; what they mean is for us to check."""
+    header, data = safetensors_parts(content)
+    said = header["__metadata__"]
+    key = draw.choice(list(said))
+    changed = change_json(json.loads(said[key]), draw) if said[key][:1] in ("{", "[") else change_json(said[key], draw)
+    said[key] = changed if isinstance(changed, str) else json.dumps(changed)
+    return safetensors_file(header, data)
+
+
+def change_tensor(content: bytes, draw: Random) -> bytes:
+    """A tensor of other values, shape, type or name, or none, in a file whose offsets are right."""
+    header, data = safetensors_parts(content)
+    kept = {name: (each, data[slice(*each["data_offsets"])]) for name, each in header.items() if name != "__metadata__"}
+    name = draw.choice(list(kept))
+    about, inside = kept.pop(name)
+    kind = draw.randrange(8)
+    if kind == 1:
+        name = draw.choice(("", "x", "a" * 3000, draw.choice(list(header)) + ".", name + "x"))
+    elif kind == 2:
+        about["shape"] = draw.choice(([1, *about["shape"]], [*about["shape"], 1], about["shape"][::-1]))
+    elif kind == 3:
+        about["shape"], inside = [0], b""
+    elif kind == 4:
+        about |= {"dtype": draw.choice(("I64", "U64", "F64")), "shape": [len(inside) // 8]}
+        inside = inside[: len(inside) // 8 * 8]
+    elif kind >= 5:
+        inside = change_numbers(inside, draw)[: len(inside)]
+    if kind:
+        kept[name] = about, inside
+    changed, data = {"__metadata__": header["__metadata__"]} if "__metadata__" in header else {}, b""
+    for name, (about, inside) in kept.items():
+        changed[name] = about | {"data_offsets": [len(data), len(data) + len(inside)]}
+        data += inside
+    return safetensors_file(changed, data)
+
+
+def safetensors_parts(content: bytes) -> tuple[dict[str, Any], bytes]:
+    (length,) = struct.unpack_from("<Q", content)
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def safetensors_file(header: dict[str, Any], data: bytes) -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def change_in_safetensors(content: bytes, draw: Random) -> bytes:
+    """What the format itself refuses, and as often what only its reader can see."""
+    kinds = (change_safetensors, change_numbers, change_metadata, change_metadata, change_tensor, change_tensor)
+    return draw.choice(kinds)(content, draw)
 
 
 def change_archive(content: bytes, draw: Random) -> bytes:
@@ -738,7 +790,7 @@ def change_words(content: bytes, draw: Random) -> bytes:
 
 STRUCTURES: dict[str, Callable[[bytes, Random], bytes]] = {
     ".json": change_json_file,
-    ".safetensors": lambda content, draw: draw.choice((change_safetensors,) * 4 + (change_numbers,))(content, draw),
+    ".safetensors": change_in_safetensors,
     ".npz": change_archive,
     ".zip": change_archive,
     ".pt": change_archive,

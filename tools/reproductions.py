@@ -2,8 +2,8 @@
 
     python tools/reproductions.py RUN... docs        # RUN: a folder that `normscope reproduce` wrote
 
-What each run left (config.json, findings.json, results.csv, pictures) is copied to docs/results/reproductions, and the
-page is written from all that is there. Without a RUN, the page alone is written anew.
+The files of each run (config.json, findings.json, results.csv, pictures) are copied to docs/results/reproductions, and
+the page is written from all runs there. Without a RUN, only the page is written again.
 """
 
 import json
@@ -15,26 +15,28 @@ KEPT = ("config.json", "findings.json", "results.csv", "*.png")
 LARGEST = 2_000_000  # bytes of a results file that is kept in the repository
 HEAD = """# Reproductions
 
-Experiments of three papers, run by one command each, beside the published figures. Left out
-are table 3 of Brody et al. and the convolutional networks of Ni et al.
+Experiments of three papers, each run by one command, beside the published figures. Table 3 of
+Brody et al. and the convolutional networks of Ni et al. are left out.
 
     normscope reproduce --list
-    normscope reproduce majority                                 # --preset quick: minutes (vit, translation: an hour)
-    normscope reproduce vit --data FOLDER --preset paper         # as near to the published scale as is known here
-    normscope reproduce majority --set steps=9000 --out majority-long       # other settings: --set NAME=VALUE
+    normscope reproduce majority                          # preset quick: minutes (vit, translation: an hour)
+    normscope reproduce vit --data FOLDER --preset paper  # as near to the published scale as is known here
+    normscope reproduce majority --set steps=9000 -o majority-long        # other settings: --set NAME=VALUE
 
-A run writes its configuration, rows, findings and pictures to a folder (`--out`, usually `reproductions/NAME-PRESET`)
-and goes on where it was if it was interrupted: every cell (a variant with a seed) that takes long keeps its state after
-each epoch, so that the result is the same. Cells run in parallel processes of one thread (`--workers`); how far they
-are and the time that is left is shown meanwhile. What an experiment needs in `--data` is said when it is missing:
-CIFAR-10 and MNIST as .npz or as they are published (pickles are read, not executed), parallel text, text files,
-labelled sentences. `pip install ".[lab]"` brings what is needed beyond the package. A wrong NAME after `--set` lists
-those there are; `--seeds` is the number of seeds.
+A run writes its configuration, rows, findings and pictures to a folder (`-o`, by default
+`reproductions/NAME-PRESET`). An interrupted run is resumed by the same command: every cell (a
+choice of settings with a seed) that takes long saves its state after each epoch, and the result is
+the same as without the interruption. Cells run in parallel processes of one thread (`--workers`);
+progress and the time left are shown. If `--data` is missing, the message says what it must hold:
+CIFAR-10 and MNIST as .npz or as they are published (pickles are read, not executed), parallel text,
+text files, labelled sentences. `pip install ".[lab]"` installs what is needed beyond the package. A
+wrong NAME after `--set` lists the settings; `--seeds` is the number of seeds.
 
-This page is made from the files in `docs/results/reproductions` by `python tools/reproductions.py docs`: nothing in it
-is typed in. Claims are decided by the rule in the last column; "not shown" means that the test could not decide.
-Differences from the published data and scale are printed with each run. The settings of `vit`, `translation` and
-`random-labels` are stand-ins, with `--preset paper` too.
+This page is made from the files in `docs/results/reproductions` by `python tools/reproductions.py
+docs`: nothing in it is typed in. The last column says how each claim is decided; "not shown" means
+that the test could not decide. Differences from the published data and scale are printed with each
+run. The settings of `vit`, `translation` and `random-labels` stand in for unpublished ones, with
+`--preset paper` too.
 
 | run | preset | source | verdicts | CPU time |
 |---|---|---|---|---|
@@ -84,11 +86,12 @@ def section(folder: Path, found: dict, config: dict) -> str:
     """One run: what was run, its table, its pictures."""
     lines = ["", f"## {folder.name}", "", f"{found['what']}. {found['source']}.", ""]
     seeds = len(found["seeds"])
+    there = f" (there: `{config['command_then']}`)" if "command_then" in config else ""  # renamed since
     later = [f", judged again at {commit[:12]}" for commit in config.get("continued_at", [])[-1:]]
     lines += [
         f"    {config['command']}",
         "",
-        f"Commit {(config['commit'] or 'unknown')[:12]}{''.join(later)}, torch {config['versions']['torch']}; "
+        f"Commit {(config['commit'] or 'unknown')[:12]}{there}{''.join(later)}, torch {config['versions']['torch']}; "
         f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {minutes(found['seconds'])} of CPU time.",
         "",
         "| claim | the paper | ours | verdict |",

@@ -11,6 +11,7 @@ import tempfile
 import warnings
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -163,6 +164,9 @@ def opened_archive(file: Path | io.BytesIO, name: str) -> Iterator[zipfile.ZipFi
         raise InputError(f"{name} is not a readable {kind} file: it is no archive, or was cut off")
     try:
         with zipfile.ZipFile(file) as archive:
+            [(name_of_part, times)] = Counter(archive.namelist()).most_common(1) or [("", 0)]
+            if times > 1:  # which of them is meant would depend on who reads it
+                raise InputError(f"its parts must have names of their own, got {times} times {quoted(name_of_part)}")
             yield archive
     except (OSError, ValueError, EOFError, RuntimeError, struct.error, zlib.error, zipfile.BadZipFile) as error:
         raise InputError(f"{name} is not a readable {kind} file: {first_line(error)}") from None
@@ -233,14 +237,6 @@ def _array(content: bytes, name: str) -> "NDArray[Any]":
     if dtype.kind == "U" and array.view(np.uint32).max(initial=0) > sys.maxunicode:
         raise InputError(f"array {quoted(name)} must be of text, got numbers that are no characters")
     return np.asarray(array.reshape(shape, order="F" if by_columns else "C"), order="C")
-
-
-def said_format(path: str | os.PathLike[str]) -> str:
-    """What an .npz file says that it holds, under the name `format`; nothing if it does not, or is none."""
-    try:
-        return str(npz_arrays(Path(path).read_bytes(), str(path), only=("format",)).get("format", ""))
-    except (OSError, ValueError):
-        return ""
 
 
 def _umask() -> int:

@@ -54,8 +54,14 @@ def verify(
     if result.checked_by is None:
         raise InputError(f"{target} holds a {result.kind}, which has no certificates to check")
     check = named(result.checked_by)
+    if result.kind == "memorized" and against is not None:
+        from normscope.models.labelled_table import read_labelled_table
+
+        against, label = read_labelled_table(Path(against), label), None
     options = {name: value for name, value in (("against", against), ("label", label)) if value is not None}
     for name in options.keys() - signature(check).parameters.keys():
         raise InputError(f"{target} holds a {result.kind}, which is complete in itself: {name} must not be given")
+    if (reread := getattr(type(result), "reread_by", None)) is not None:  # what a result is about, if it has it not
+        options["against"] = named(reread)(result, against)
     holds, reason = check(result, progress=progress, **options)
     return Verification(str(target), result.kind, shortened(reason, LONGEST), holds)

@@ -11,20 +11,19 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 import normscope
-from normscope.cli.bench import bench
 from normscope.cli.fold import fold
 from normscope.cli.inspect import inspect
 from normscope.cli.keys import keys
 from normscope.cli.memorize import memorize
 from normscope.cli.options import printable
 from normscope.cli.ranges import ranges
-from normscope.cli.reproduce import reproduce
 from normscope.cli.separability import separability
 from normscope.cli.shatter import shatter
 from normscope.cli.verify import verify
@@ -66,9 +65,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (inspect, ranges, keys, vocab, separability, memorize, shatter, verify, fold, reproduce):
+for command in (inspect, ranges, keys, vocab, separability, memorize, shatter, verify, fold):
     app.command()(command)
-app.add_typer(bench, name="bench")
 
 
 @app.callback(invoke_without_command=True)
@@ -97,6 +95,15 @@ def options(
     if version:
         print(normscope.__version__)
         raise typer.Exit
+
+
+def _add_commands_of_others() -> None:
+    """Add the commands of installed packages, `normscope_lab` among them; one that fails is named and skipped."""
+    for entry in entry_points(group="normscope.commands"):
+        try:
+            entry.load()(app)
+        except Exception as error:  # whatever is wrong with it, all other commands must work
+            _tell(f"commands of {entry.name} ({entry.value}) can't be loaded: {type(error).__name__}: {error}")
 
 
 def main() -> None:
@@ -143,3 +150,6 @@ def _said(error: ValueError | OSError | MemoryError) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror.lower()}"
     return str(error)
+
+
+_add_commands_of_others()

@@ -16,10 +16,11 @@ from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origi
 
 from normscope.checks import first_line, quoted
 from normscope.errors import InputError
-from normscope.results.describe import NOT_IN_JSON, members, schema
+from normscope.results.describe import NOT_IN_JSON, members, schema, without_none
 
 FORMAT = "normscope result 1"
 ENDINGS = (".safetensors",)
+FOLDER_FILE = "folding.json"  # in a folder, beside weights
 PACKAGES = "normscope.results"  # the group of entry points that name packages with a file for each type
 _TYPES: dict[str, type["Result"]] = {}
 
@@ -127,14 +128,15 @@ def load(path: str | os.PathLike[str]) -> Result:
     Parameters
     ----------
     path
-        What `save`, or a command with -o, wrote.
+        What `save`, or a command with -o, wrote: a file, or the folder of a folded model.
 
     Returns
     -------
     Result
         Of the type that was saved. Certificates in it are not checked: `normscope.verify` does that.
     """
-    return load_bytes(Path(path).read_bytes(), str(path))
+    place = Path(path)
+    return _load_folder(place) if place.is_dir() else load_bytes(place.read_bytes(), str(path))
 
 
 def load_bytes(content: bytes, name: str) -> Result:
@@ -156,6 +158,15 @@ def load_bytes(content: bytes, name: str) -> Result:
         return _from_payload(payload, arrays)
     except InputError as error:
         raise InputError(f"{name} can't be read as a result: {error}") from None
+
+
+def _load_folder(folder: Path) -> Result:
+    """The result that lies as JSON beside the weights of a model."""
+    file = folder / FOLDER_FILE
+    try:
+        return _from_payload(json.loads(file.read_bytes()), {})
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file} can't be read as a result: {first_line(error)}") from None
 
 
 def type_named(kind: str) -> type[Result]:
@@ -207,7 +218,8 @@ def _built(hint: Any, value: Any, arrays: dict[str, Any], path: str) -> Any:  # 
     """A value of this type from what JSON has of it; arrays that belong to it are taken out of `arrays`."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return arrays.pop(path, None) if NOT_IN_JSON in hint.__metadata__ else _built(inner[0], value, arrays, path)
+        left_out = NOT_IN_JSON in hint.__metadata__
+        return _from_arrays(inner[0], arrays, path) if left_out else _built(inner[0], value, arrays, path)
     if origin in (Union, UnionType):
         return _one_of(inner, value, arrays, path)
     if origin is tuple and isinstance(value, list):
@@ -218,11 +230,22 @@ def _built(hint: Any, value: Any, arrays: dict[str, Any], path: str) -> Any:  # 
         return value
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
         return _built_dataclass(hint, value, arrays, path)
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+    if hint is float and (type(value) is float or (type(value) is int and abs(value) < 2**1023)):
         return float(value)
     if hint in (str, bool, int) and type(value) is hint:
         return value
     raise InputError(f"{path} must be {getattr(hint, '__name__', hint)}, got {quoted(value)}")
+
+
+def _from_arrays(hint: Any, arrays: dict[str, Any], path: str) -> Any:
+    """What is not in the JSON: an array, or a dataclass of arrays; None where the file has none of it."""
+    kind = without_none(hint)
+    if not (isinstance(kind, type) and is_dataclass(kind)):
+        return arrays.pop(path, None)
+    if not any(name.startswith(f"{path}.") for name in arrays):
+        return None
+    hints = get_type_hints(kind)
+    return kind(**{part.name: _from_arrays(hints[part.name], arrays, f"{path}.{part.name}") for part in fields(kind)})
 
 
 def _one_of(hints: tuple[Any, ...], value: Any, arrays: dict[str, Any], path: str) -> Any:

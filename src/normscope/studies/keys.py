@@ -27,13 +27,13 @@ from normscope.geometry import Ellipsoid
 from normscope.models.batches import Inputs
 from normscope.models.capture import capture
 from normscope.models.find import find
-from normscope.models.found import FoundNorm
 from normscope.models.heads import Heads
 from normscope.models.load import run_in_pieces
 from normscope.models.query_maps import HeadMaps, NoMapError, norms_before_keys
 from normscope.models.subject import Subject, Text
 from normscope.models.token_texts import token_texts
 from normscope.progress import Progress, silent
+from normscope.results.inventory import FoundNorm
 from normscope.results.key_selection import At, KeyAt, KeySelection, KeySet, Place, Queries, Rivals
 from normscope.results.rows import NotCovered
 from normscope.studies.equal_attention import EqualAttentionGatherer, EqualQuery

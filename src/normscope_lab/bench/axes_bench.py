@@ -1,6 +1,6 @@
 """The secular solver against dense eigendecomposition: all semi-axis lengths, all axes, growth with N, first call.
 
-The dense way to the same answer is eigvalsh or eigh of G² − ggᵀ/N. Gains are 1 + 0.1·normal: all distinct, which is the
+The dense way to the same result is eigvalsh or eigh of G² − ggᵀ/N. Gains are 1 + 0.1·normal: all distinct, which is the
 hardest case for us, and rounded to bfloat16 as checkpoints store them, which leaves a few hundred distinct values.
 """
 
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -19,73 +18,27 @@ import torch
 
 from normscope.checks import Floats
 from normscope.norm import Norm
-from normscope_lab.bench.timing import Machine, interleaved, one_thread, this_machine
+from normscope.progress import Progress, silent
+from normscope_lab.bench.timing import interleaved, one_thread, this_machine
+from normscope_lab.results.axes_speed import AxesSpeed, Comparison, FirstCall, GrowthPoint
 
-SCHEMA_VERSION = 1
 SIZES = (768, 4096, 8192)
 GROWTH_SIZES = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 SEED = 0
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """CPU seconds for one quantity at one size."""
-
-    size: int
-    quantity: str
-    dense: str
-    rounds: int
-    dense_seconds: float
-    normscope_seconds: float
-    ratio: float
-
-
-@dataclass(frozen=True)
-class GrowthPoint:
-    """CPU seconds for all lengths."""
-
-    size: int
-    distinct_seconds: float
-    bfloat16_seconds: float
-
-
-@dataclass(frozen=True)
-class FirstCall:
-    """CPU seconds of a new process that asks for lengths and axes once, everything included."""
-
-    compiling_seconds: float
-    cached_seconds: float
-    import_seconds: float
-
-
-@dataclass(frozen=True)
-class AxesBenchmark:
-    """The whole run; `to_dict` is what `normscope bench axes --json` prints."""
-
-    machine: Machine
-    comparisons: tuple[Comparison, ...]
-    growth: tuple[GrowthPoint, ...]
-    first_call: FirstCall
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
-
-
-def run(sizes: Sequence[int]) -> AxesBenchmark:
-    """Measure at the given sizes, with a progress bar on a terminal's standard error."""
-    from rich.console import Console
-    from rich.progress import Progress
-
+def run(sizes: Sequence[int] = SIZES, progress: Progress = silent) -> AxesSpeed:
+    """Measure at the given sizes."""
     tasks: list[Callable[[], Any]] = [_first_call]
     tasks += [partial(_growth, size) for size in GROWTH_SIZES]
     tasks += [partial(_compare, size, quantity) for quantity in ("lengths", "axes") for size in sizes]
-    with one_thread(), Progress(console=Console(stderr=True), transient=True) as progress:
-        results = [task() for task in progress.track(tasks, description="bench axes")]
-    return AxesBenchmark(
+    with one_thread():
+        results = [task() for task in progress(tasks, "bench axes")]
+    return AxesSpeed(
         machine=this_machine(),
         comparisons=tuple(result for result in results if isinstance(result, Comparison)),
         growth=tuple(result for result in results if isinstance(result, GrowthPoint)),
-        first_call=results[0],
+        first_call=tuple(result for result in results if isinstance(result, FirstCall)),
     )
 
 

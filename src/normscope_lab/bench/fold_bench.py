@@ -7,15 +7,15 @@
 
 Embeddings are tied, so with RMSNorms the rows of the table are centred after the look-up, which is part of their time.
 A pass computes the logits of the last token only, as when a prompt is read. Weights are random: speed does not depend
-on them. Variants run in turn, in an order drawn anew for each round, and malloc is asked to keep its memory: fresh
-memory of the system's takes longer at its first use than a norm does.
+on them. Variants run in turn, in a new random order in each round, and malloc is told to keep its memory: the
+first use of fresh memory from the system takes longer than a norm does.
 """
 
 import copy
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,11 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from normscope.nn import Norm
+from normscope.progress import Progress, silent
 from normscope.rewrite.fold import fold
 from normscope.rewrite.rms_modules import CentredLookUp
-from normscope_lab.bench.timing import Machine, interleaved, keep_memory, one_thread, this_machine
+from normscope_lab.bench.timing import interleaved, keep_memory, one_thread, this_machine
+from normscope_lab.results.fold_speed import FoldSpeed, Pass
 
-SCHEMA_VERSION = 1
 ORIGINAL, FOLDED, RMS_TORCH, RMS_FUSED = "original", "folded", "rms, torch", "rms, fused"
 WHOLE, ALONE = "whole pass", "norms alone"
 SEED = 0
@@ -49,65 +50,31 @@ FULL = Setting(12, 768, 50257, ((1, 128), (8, 512)), (15, 5), compiled=True)
 QUICK = Setting(2, 64, 100, ((1, 16),), (2,), compiled=False)
 
 
-@dataclass(frozen=True)
-class Pass:
-    """CPU seconds of one way through the model, or through its norms alone."""
-
-    what: str  # WHOLE or ALONE
-    batch: int
-    tokens: int
-    mode: str  # "eager" or "compiled"
-    variant: str
-    rounds: int
-    seconds: float  # median
-    speed: float  # time of the original over that of this one, the median over rounds: above 1 is faster
-
-
-@dataclass(frozen=True)
-class FoldBenchmark:
-    """The whole run; `to_dict` is what `normscope bench fold --json` prints."""
-
-    machine: Machine
-    malloc_keeps: bool  # whether malloc could be asked to keep its memory
-    layers: int
-    width: int
-    passes: tuple[Pass, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
-
-
-def run(setting: Setting) -> FoldBenchmark:
-    """Measure all variants in turn, round by round, with a progress bar on a terminal's standard error."""
-    from rich.console import Console
-    from rich.progress import Progress
-
+def run(setting: Setting = FULL, progress: Progress = silent) -> FoldSpeed:
+    """Measure all models in turn, round by round."""
     keeps, passes = keep_memory(), list[Pass]()
-    bar = Progress(console=Console(stderr=True), transient=True, auto_refresh=False)  # no thread that takes CPU time
-    with one_thread(), torch.no_grad(), bar:
+    with one_thread(), torch.no_grad():
         variants = _variants(setting)
-        task = bar.add_task("bench fold", total=len(setting.shapes) * (3 if setting.compiled else 2))
-        for (batch, tokens), rounds in zip(setting.shapes, setting.rounds, strict=True):
-            for measured in _of_one_shape(variants, setting, batch, tokens, rounds):
-                passes += measured
-                bar.update(task, advance=1, refresh=True)
-    return FoldBenchmark(this_machine(), keeps, setting.layers, setting.width, tuple(passes))
+        shapes = list(zip(setting.shapes, setting.rounds, strict=True))
+        for (batch, tokens), rounds in progress(shapes, "bench fold"):
+            passes += _of_one_shape(variants, setting, batch, tokens, rounds)
+    return FoldSpeed(this_machine(), keeps, setting.layers, setting.width, tuple(passes))
 
 
 def _of_one_shape(
     variants: Mapping[str, nn.Module], setting: Setting, batch: int, tokens: int, rounds: int
-) -> Iterator[list[Pass]]:
+) -> Iterator[Pass]:
     draws = torch.Generator().manual_seed(SEED)
     ids = torch.randint(setting.vocabulary, (batch, tokens), generator=draws)
     x = torch.randn(batch, tokens, setting.width, generator=draws)
     norms = {name: partial(_normalize, _norms(model), x) for name, model in variants.items()}
-    yield _measured(ALONE, ids, "eager", 10 * rounds, norms)
+    yield from _measured(ALONE, ids, "eager", 10 * rounds, norms)
     whole = {name: partial(_read, model, ids) for name, model in variants.items()}
-    yield _measured(WHOLE, ids, "eager", rounds, whole)
+    yield from _measured(WHOLE, ids, "eager", rounds, whole)
     if setting.compiled:
         torch.compiler.reset()
         compiled = {name: torch.compile(model, dynamic=False) for name, model in variants.items()}
-        yield _measured(
+        yield from _measured(
             WHOLE, ids, "compiled", rounds, {name: partial(_read, model, ids) for name, model in compiled.items()}
         )
 
@@ -130,10 +97,10 @@ def _variants(setting: Setting) -> dict[str, nn.Module]:
         if isinstance(module, nn.LayerNorm):
             nn.init.normal_(module.weight, 1.0, 0.1)
             nn.init.normal_(module.bias, 0.0, 0.1)
-    fused = fold(original, rms=True).model
+    fused = fold(original, rms=True).module
     return {
         ORIGINAL: original,
-        FOLDED: fold(original).model,
+        FOLDED: fold(original).module,
         RMS_TORCH: _by_torch(copy.deepcopy(fused)),
         RMS_FUSED: fused,
     }

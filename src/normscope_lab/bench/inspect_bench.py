@@ -10,16 +10,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from normscope.errors import InputError
-from normscope_lab.bench.timing import Machine, this_machine
+from normscope_lab.bench.timing import this_machine
+from normscope_lab.results.inspect_speed import InspectRun, InspectSpeed
 
-SCHEMA_VERSION = 1
 LAYERS, HIDDEN, INTERMEDIATE, HEADS, KEY_HEADS, VOCABULARY, SHARDS = 80, 8192, 28672, 64, 8, 128256, 30
 BYTES = 2  # of a bfloat16
 CONFIG = {
@@ -37,22 +35,8 @@ CONFIG = {
 }
 
 
-@dataclass(frozen=True)
-class InspectBenchmark:
-    """What one run of `normscope inspect --json` took."""
-
-    machine: Machine
-    parameters: int
-    norms: int
-    cpu_seconds: float
-    peak_megabytes: float
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
-
-
-def run() -> InspectBenchmark:
-    """Make the checkpoint, inspect it in a new process, and throw it away."""
+def run() -> InspectSpeed:
+    """Make the checkpoint, inspect it in a new process, and delete it."""
     with tempfile.TemporaryDirectory() as folder:
         make_checkpoint(Path(folder))
         command = [sys.executable, "-m", "normscope", "inspect", folder, "--json"]
@@ -64,13 +48,13 @@ def run() -> InspectBenchmark:
         if process.returncode:
             raise InputError(f"normscope inspect ended with exit code {process.returncode}")
         result = json.loads(output.read_text(encoding="utf-8"))
-    return InspectBenchmark(
-        machine=this_machine(),
+    found = InspectRun(
         parameters=result["parameters"],
         norms=len(result["norms"]),
         cpu_seconds=usage.ru_utime + usage.ru_stime,
         peak_megabytes=usage.ru_maxrss / 1024,
     )
+    return InspectSpeed(this_machine(), (found,))
 
 
 def make_checkpoint(folder: Path) -> None:

@@ -1,14 +1,11 @@
-"""The other ways to ask which keys can win, timed on some keys of a set and scaled to all of them.
+"""Other ways to find which keys are selectable, timed on some keys of a set and scaled to all of them.
 
     seconds  =  once per set  +  reflections on every key  +  programs needed · mean time of the programs timed
 
-Reflections and what is done once per set are measured whole. Verdicts are compared with ours on every key asked about.
+Reflections and what is done once per set are measured in full. Verdicts are compared with ours on every key tried.
 """
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,27 +13,12 @@ from numpy.typing import NDArray
 from normscope_lab.bench.key_sets import Keys
 from normscope_lab.bench.linear_programs import PREFERS, preference
 from normscope_lab.bench.published_procedure import PublishedProcedure
-
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """What another way takes for all keys, and on how many of them that was measured."""
-
-    seconds: float
-    ratio: float  # over ours
-    reflected: int  # keys that reflections settled
-    reflection_seconds: float
-    reflections_timed: int  # keys
-    programs: int  # keys that need a linear program
-    programs_timed: int
-    failures: int  # keys, of those timed, on which it ended with an error
-    disagreements: int  # keys, of those timed and not degenerate, on which it differs from ours
+from normscope_lab.bench.timing import cpu_seconds
+from normscope_lab.results.keys_speed import Alternative
 
 
-class Asked:
-    """Another way that is asked about some keys of a set, and what that took."""
+class TimedWay:
+    """Another way, tried on some keys of a set, and what that took."""
 
     def __init__(self, keys: Keys, mask: NDArray[np.bool_], degenerate: NDArray[np.bool_]) -> None:
         self.keys, self.mask, self.degenerate = keys, mask, degenerate
@@ -44,12 +26,12 @@ class Asked:
         self.reflected = self.reflections_timed = self.programs = self.programs_timed = 0
         self.failures = self.disagreements = 0
 
-    def ask(self, some: list[int], most: int) -> None:
-        """Ask about some keys, with a program for at most so many."""
+    def try_keys(self, some: list[int], most: int) -> None:
+        """Try some keys, with a program for at most `most` of them."""
         raise NotImplementedError
 
     def total(self, ours: float) -> Alternative:
-        """All keys asked about, with the mean time of a program for those that were not timed."""
+        """All keys tried, with the mean time of a program for those that were not timed."""
         programs = self.program_seconds * self.programs / max(1, self.programs_timed)
         seconds = self.once_seconds + self.reflection_seconds + programs
         return Alternative(
@@ -77,12 +59,12 @@ class Asked:
             self.disagreements += selects != bool(self.mask[key])
 
 
-class PublishedAsked(Asked):
+class PublishedTimed(TimedWay):
     def __init__(self, keys: Keys, mask: NDArray[np.bool_], degenerate: NDArray[np.bool_]) -> None:
         super().__init__(keys, mask, degenerate)
         self.procedure, self.once_seconds = cpu_seconds(PublishedProcedure, keys)
 
-    def ask(self, some: list[int], most: int) -> None:
+    def try_keys(self, some: list[int], most: int) -> None:
         found, seconds = cpu_seconds(self._reflections_find, some)
         self.reflection_seconds += seconds
         self.reflections_timed += len(some)
@@ -106,8 +88,8 @@ class PublishedAsked(Asked):
             return None
 
 
-class HighsAsked(Asked):
-    def ask(self, some: list[int], most: int) -> None:
+class HighsTimed(TimedWay):
+    def try_keys(self, some: list[int], most: int) -> None:
         self.programs += len(some)
         self._time_programs(some[:most], self._program_prefers)
 
@@ -117,7 +99,7 @@ class HighsAsked(Asked):
 
 
 def added(parts: Sequence[tuple[Alternative, float]], ours: float) -> Alternative:
-    """What many sets take, of each part so many; counts of what was timed are not multiplied."""
+    """What many sets take, each part times its weight; counts of what was timed are not multiplied."""
     seconds = sum(weight * part.seconds for part, weight in parts)
     return Alternative(
         seconds=seconds,
@@ -130,9 +112,3 @@ def added(parts: Sequence[tuple[Alternative, float]], ours: float) -> Alternativ
         failures=sum(part.failures for part, _ in parts),
         disagreements=sum(part.disagreements for part, _ in parts),
     )
-
-
-def cpu_seconds(work: Callable[..., Result], *arguments: Any) -> tuple[Result, float]:
-    start = time.process_time()
-    result = work(*arguments)
-    return result, time.process_time() - start

@@ -1,4 +1,4 @@
-"""Which keys can win: ours, certificates and their check included, against linear programs and the published procedure.
+"""Which keys are selectable: our verdicts, certificates and check, against linear programs and the published procedure.
 
 All run in turn on the same keys, on one thread, by CPU time. The other two take a linear program for every key, or for
 every key that reflections leave open. Of those programs a random few are timed, and their mean stands for the rest;
@@ -6,28 +6,27 @@ reflections are timed on all keys of a set. Each result says on how many keys it
 """
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, TypeVar
 
 import numpy as np
 
+from normscope.progress import Progress, silent
 from normscope.results.selection import Selection
 from normscope.separation.selectable import selectable
-from normscope_lab.bench.key_alternatives import Alternative, HighsAsked, PublishedAsked, added, cpu_seconds
+from normscope_lab.bench.key_alternatives import HighsTimed, PublishedTimed, added
 from normscope_lab.bench.key_sets import KINDS, Keys
 from normscope_lab.bench.published_procedure import LARGEST
 from normscope_lab.bench.requirements import require_solvers
-from normscope_lab.bench.timing import Machine, one_thread, this_machine
+from normscope_lab.bench.timing import cpu_seconds, one_thread, this_machine
+from normscope_lab.results.keys_speed import Alternative, KeysSpeed, KeysTiming
 
-SCHEMA_VERSION = 1
 SEED = 0
 CALLS = 3  # of ours per round
-GRID_STEP = 4  # one cell of so many is given to the other two as well
-
-Result = TypeVar("Result")
+GRID_STEP = 4  # one cell of four is given to the other two as well
+HEADS, GRID = "heads", "grid"
 
 
 @dataclass(frozen=True)
@@ -63,69 +62,14 @@ QUICK = Plan(
 )
 
 
-@dataclass(frozen=True)
-class SetTiming:
-    """CPU seconds for one set of keys."""
-
-    kind: str
-    keys: int
-    channels: int
-    selectable: int
-    degenerate: int
-    certificates_hold: bool
-    normscope_seconds: float
-    published: Alternative | None  # None where the set exceeds the licence that comes with gurobipy
-    highs: Alternative
-
-
-@dataclass(frozen=True)
-class JobTiming:
-    """CPU seconds for many sets."""
-
-    sets: int
-    keys: int  # of all sets
-    selectable: int
-    degenerate: int
-    certificates_hold: bool
-    normscope_seconds: float
-    published: Alternative
-    highs: Alternative
-
-
-@dataclass(frozen=True)
-class KeysBenchmark:
-    """The whole run; `to_dict` is what `normscope bench keys --json` prints."""
-
-    machine: Machine
-    scipy: str
-    gurobipy: str
-    sets: tuple[SetTiming, ...]
-    heads: JobTiming
-    grid: JobTiming
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
-
-
-def run(plan: Plan = FULL) -> KeysBenchmark:
-    """Measure all of a plan, with a progress bar on a terminal's standard error."""
-    from rich.console import Console
-    from rich.progress import Progress
-
+def run(plan: Plan = FULL, progress: Progress = silent) -> KeysSpeed:
+    """Measure all of a plan."""
     require_solvers("scipy", "gurobipy")
-    bar = Progress(console=Console(stderr=True), transient=True, auto_refresh=False)  # no thread that takes CPU time
-    with one_thread(), _one_blas_thread(), bar:
+    with one_thread(), _one_blas_thread():
         _time_set("Gaussian", 16, 2, QUICK)  # every library is loaded before the clock starts
-        task = bar.add_task("bench keys", total=len(plan.sets) + 2)
-
-        def done(result: Result) -> Result:
-            bar.update(task, advance=1, refresh=True)
-            return result
-
-        sets = tuple(done(_time_set(*entry, plan)) for entry in plan.sets)
-        heads = done(_time_heads(plan, sets))
-        grid = done(_time_grid(plan))
-    return KeysBenchmark(this_machine(), version("scipy"), version("gurobipy"), sets, heads, grid)
+        timings = [_time_set(kind, count, width, plan) for kind, count, width in progress(plan.sets, "bench keys")]
+        timings += [_time_heads(plan, timings), _time_grid(plan)]
+    return KeysSpeed(this_machine(), version("scipy"), version("gurobipy"), tuple(timings))
 
 
 @contextmanager
@@ -137,27 +81,28 @@ def _one_blas_thread() -> Iterator[None]:
         yield
 
 
-def _time_set(kind: str, count: int, channels: int, plan: Plan) -> SetTiming:
+def _time_set(kind: str, count: int, channels: int, plan: Plan) -> KeysTiming:
     rng = np.random.default_rng([SEED, count, channels])
     keys = KINDS[kind](count, channels, rng)
     result, holds = _ours(keys)  # compiled, or loaded from the cache, before the clock starts
-    published = PublishedAsked(keys, result.mask, result.near_ties) if count <= LARGEST else None
-    highs = HighsAsked(keys, result.mask, result.near_ties)
+    published = PublishedTimed(keys, result.mask, result.near_ties) if count <= LARGEST else None
+    highs = HighsTimed(keys, result.mask, result.near_ties)
     rounds = max(1, min(plan.rounds, 4096 // count))
     timed = max(1, min(plan.programs, 1024 * plan.programs // count) // rounds)
     ours: list[float] = []
     for part in np.array_split(rng.permutation(count), rounds):
         ours += [cpu_seconds(_ours, keys)[1] for _ in range(CALLS)]
         if published is not None:
-            published.ask(part.tolist(), timed)
-        highs.ask(part.tolist(), timed)
+            published.try_keys(part.tolist(), timed)
+        highs.try_keys(part.tolist(), timed)
     seconds = statistics.median(ours)
-    return SetTiming(
+    return KeysTiming(
         kind=kind,
+        sets=1,
         keys=count,
         channels=channels,
         selectable=int(result.mask.sum()),
-        degenerate=int(result.near_ties.sum()),
+        near_ties=int(result.near_ties.sum()),
         certificates_hold=holds,
         normscope_seconds=seconds,
         published=None if published is None else published.total(seconds),
@@ -165,7 +110,7 @@ def _time_set(kind: str, count: int, channels: int, plan: Plan) -> SetTiming:
     )
 
 
-def _time_heads(plan: Plan, sets: tuple[SetTiming, ...]) -> JobTiming:
+def _time_heads(plan: Plan, sets: Sequence[KeysTiming]) -> KeysTiming:
     """All heads of a model in one call; the other two from what they took for one set of each kind."""
     anisotropic, heavy_tailed, count, channels = plan.heads
     copies = {"anisotropic": anisotropic, "heavy-tailed": heavy_tailed}
@@ -176,11 +121,13 @@ def _time_heads(plan: Plan, sets: tuple[SetTiming, ...]) -> JobTiming:
     alike = [
         (row, copies[row.kind]) for row in sets if row.kind in copies and (row.keys, row.channels) == (count, channels)
     ]
-    return JobTiming(
+    return KeysTiming(
+        kind=HEADS,
         sets=len(keys),
         keys=result.mask.size,
+        channels=channels,
         selectable=int(result.mask.sum()),
-        degenerate=int(result.near_ties.sum()),
+        near_ties=int(result.near_ties.sum()),
         certificates_hold=holds,
         normscope_seconds=seconds,
         published=added([(row.published, heads) for row, heads in alike if row.published is not None], seconds),
@@ -188,7 +135,7 @@ def _time_heads(plan: Plan, sets: tuple[SetTiming, ...]) -> JobTiming:
     )
 
 
-def _time_grid(plan: Plan) -> JobTiming:
+def _time_grid(plan: Plan) -> KeysTiming:
     """Every cell of the grid in one call; the other two on one set of one cell in GRID_STEP."""
     sizes, widths, runs = plan.grid
     rng = np.random.default_rng(SEED)
@@ -198,26 +145,28 @@ def _time_grid(plan: Plan) -> JobTiming:
         for channels in widths
     ]
     _ours(cells[0])  # compiled before the clock starts
-    seconds, winners, degenerate, hold = 0.0, 0, 0, True
+    seconds, winners, near_ties, hold = 0.0, 0, 0, True
     published: list[Alternative] = []
     highs: list[Alternative] = []
     for number, keys in enumerate(cells):
         (result, holds), taken = cpu_seconds(_ours, keys)
         seconds += taken
         winners += int(result.mask.sum())
-        degenerate += int(result.near_ties.sum())
+        near_ties += int(result.near_ties.sum())
         hold &= holds
         if number % GRID_STEP == 0:
-            for asked, totals in ((PublishedAsked, published), (HighsAsked, highs)):
-                one = asked(keys[0], result.mask[0], result.near_ties[0])
-                one.ask(list(range(keys.shape[1])), keys.shape[1])
+            for way, totals in ((PublishedTimed, published), (HighsTimed, highs)):
+                one = way(keys[0], result.mask[0], result.near_ties[0])
+                one.try_keys(list(range(keys.shape[1])), keys.shape[1])
                 totals.append(one.total(seconds))
     weight = runs * len(cells) / len(published)
-    return JobTiming(
+    return KeysTiming(
+        kind=GRID,
         sets=runs * len(cells),
         keys=sum(keys[..., 0].size for keys in cells),
+        channels=None,
         selectable=winners,
-        degenerate=degenerate,
+        near_ties=near_ties,
         certificates_hold=hold,
         normscope_seconds=seconds,
         published=added([(total, weight) for total in published], seconds),

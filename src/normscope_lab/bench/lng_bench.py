@@ -1,25 +1,25 @@
 """The fused norms against torch's: LayerNorm, RMSNorm, and LN-G in few and many groups, forward and backward.
 
-All ways run in turn on the same tensors, on one thread, by CPU time, in an order drawn anew for each round. `copy_`
-shows what reading and writing the tensor takes alone. malloc is asked to keep the memory it was given: otherwise each
-result would be fresh memory of the system's, whose first use takes longer than these functions do.
+All ways run in turn on the same tensors, on one thread, by CPU time, in a new random order in each round. `copy_`
+shows what reading and writing the tensor takes alone. malloc is told to keep the memory it was given: otherwise each
+result would be fresh memory from the system, whose first use takes longer than these functions do.
 """
 
 import random
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from normscope.nn import norm
-from normscope_lab.bench.timing import Machine, interleaved, keep_memory, one_thread, this_machine
+from normscope.progress import Progress, silent
+from normscope_lab.bench.timing import interleaved, keep_memory, one_thread, this_machine
+from normscope_lab.results.lng_speed import LngSpeed, Timing
 
-SCHEMA_VERSION = 1
 SEED = 0
 FORWARD, BOTH = "forward", "forward and backward"
 LAYER_NORM, COPY = "F.layer_norm", "copy_"
@@ -30,7 +30,7 @@ Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: tensors of so many rows and channels, and how often."""
+    """What is measured: tensors by rows and channels, and how often."""
 
     shapes: tuple[tuple[int, int], ...]
     dtypes: tuple[torch.dtype, ...]
@@ -41,50 +41,15 @@ FULL = Plan(((4096, 768), (8192, 1024), (1, 768)), (torch.float32, torch.bfloat1
 QUICK = Plan(((8, 96),), (torch.float32,), rounds=2)
 
 
-@dataclass(frozen=True)
-class Timing:
-    """CPU time of one way to a norm."""
-
-    rows: int
-    channels: int
-    dtype: str
-    passes: str  # "forward" or "forward and backward"
-    way: str
-    groups: int
-    rounds: int
-    median_seconds: float
-    least_seconds: float
-    ratio: float  # of medians, over F.layer_norm of all channels
-    least_ratio: float  # of the least
-
-
-@dataclass(frozen=True)
-class NormBenchmark:
-    """The whole run; `to_dict` is what `normscope bench lng --json` prints."""
-
-    machine: Machine
-    malloc_keeps: bool  # whether malloc could be asked to keep its memory
-    timings: tuple[Timing, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
-
-
-def run(plan: Plan = FULL) -> NormBenchmark:
-    """Measure all of a plan, with a progress bar on a terminal's standard error."""
-    from rich.console import Console
-    from rich.progress import Progress
-
+def run(plan: Plan = FULL, progress: Progress = silent) -> LngSpeed:
+    """Measure all of a plan."""
     keeps = keep_memory()
     tasks = [(shape, dtype, passes) for shape in plan.shapes for dtype in plan.dtypes for passes in (FORWARD, BOTH)]
-    bar = Progress(console=Console(stderr=True), transient=True, auto_refresh=False)  # no thread that takes CPU time
     timings: list[Timing] = []
-    with one_thread(), bar:
-        task = bar.add_task("bench lng", total=len(tasks))
-        for shape, dtype, passes in tasks:
+    with one_thread():
+        for shape, dtype, passes in progress(tasks, "bench lng"):
             timings += _timed(shape, dtype, passes, plan.rounds)
-            bar.update(task, advance=1, refresh=True)
-    return NormBenchmark(this_machine(), keeps, tuple(timings))
+    return LngSpeed(this_machine(), keeps, tuple(timings))
 
 
 def group_counts(channels: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The published way to ask which keys can win: reflections, then a linear program for each key they leave open [1, 2].
+"""The published way to find selectable keys: reflections, then a linear program for each key they leave open [1, 2].
 
 A query prefers key i if q·(kⱼ − kᵢ) + bⱼ − bᵢ < 0 for all j ≠ i. One that prefers j instead is reflected at the plane
 where i and j score alike,

@@ -1,4 +1,4 @@
-"""Packages that only benchmarks need, asked for before the work begins."""
+"""Packages that only benchmarks need, checked before the work begins."""
 
 from importlib.util import find_spec
 
@@ -6,7 +6,7 @@ from normscope.errors import InputError
 
 
 def require_solvers(*packages: str) -> None:
-    """Refuse to go on without the solvers that ours is compared with.
+    """Refuse to start without the solvers that ours is compared with.
 
     >>> require_solvers("numpy", "a_solver_nobody_has")
     Traceback (most recent call last):

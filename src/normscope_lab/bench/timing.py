@@ -1,4 +1,4 @@
-"""CPU time of a few functions, called in turn so that a noisy machine disturbs all of them alike."""
+"""CPU time of a few functions, called in turn so that a noisy machine disturbs all of them alike; times as text."""
 
 import ctypes
 import os
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Any, TypeVar
 
-import torch
-
+Answer = TypeVar("Answer")
 KEEP, NEVER_TRIM = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of glibc
 
 
@@ -41,6 +41,8 @@ def this_machine() -> Machine:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """torch on one thread, as it was afterwards."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -61,8 +63,35 @@ def interleaved(functions: dict[str, Callable[[], object]], rounds: int, repeats
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
+def cpu_seconds(work: Callable[..., Answer], *arguments: Any) -> tuple[Answer, float]:
+    """What a function returns, and its CPU time."""
+    start = time.process_time()
+    result = work(*arguments)
+    return result, time.process_time() - start
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that reads best, to two or three digits.
+
+    >>> duration(1.26), duration(0.0123), duration(4.5e-5)
+    ('1.3 s', '12.3 ms', '45 µs')
+    """
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
+def times(ratio: float) -> str:
+    """How many times, to two digits below ten and to whole numbers above.
+
+    >>> times(0.715), times(8.35), times(1634.2)
+    ('0.71×', '8.3×', '1634×')
+    """
+    return f"{ratio:.2g}×" if ratio < 10 else f"{ratio:.0f}×"
+
+
 def keep_memory() -> bool:
-    """Ask malloc to take large blocks from its own memory and to give none of it back; False where it has no ears."""
+    """Tell malloc to take large blocks from its own memory and to return none of it; False where that can't be set."""
     try:
         library = ctypes.CDLL(None)
         return all(library.mallopt(setting, 2**30) == 1 for setting in (KEEP, NEVER_TRIM))

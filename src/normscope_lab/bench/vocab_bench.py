@@ -11,49 +11,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from normscope.certificates.token_table import Outputs, Table
 from normscope.errors import InputError
-from normscope_lab.bench.timing import Machine, this_machine
+from normscope_lab.bench.timing import this_machine
+from normscope_lab.results.vocab_speed import TableSearch, VocabSpeed
 
-SCHEMA_VERSION = 1
 TOKENS, CHANNELS, SEED = 50_257, 768, 0
 BLOCK = 4096  # rows drawn at a time
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What one search took."""
-
-    tokens: int
-    channels: int
-    own_direction_seconds: float  # both questions, all coordinates
-    own_direction_wins: int  # tokens that a reachable vector is shown to prefer by then
-    own_direction_megabytes: float  # most memory that the process held by then
-    rest_seconds: float  # twins, nearest points, ellipsoid
-    wins: int  # in the end
-    check_seconds: float
-    check_holds: bool
-    peak_megabytes: float  # of the process, from start to end
-
-
-@dataclass(frozen=True)
-class VocabBenchmark:
-    """The whole run; `to_dict` is what `normscope bench vocab --json` prints."""
-
-    machine: Machine
-    measured: Measured
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"schema_version": SCHEMA_VERSION, "machine": asdict(self.machine), **asdict(self.measured)}
-
-
-def run(tokens: int = TOKENS, channels: int = CHANNELS) -> VocabBenchmark:
+def run(tokens: int = TOKENS, channels: int = CHANNELS) -> VocabSpeed:
     """Search and check in a new process."""
     code = f"from normscope_lab.bench.vocab_bench import measure; measure({tokens}, {channels})"
     done = subprocess.run(
@@ -61,13 +34,14 @@ def run(tokens: int = TOKENS, channels: int = CHANNELS) -> VocabBenchmark:
     )
     if done.returncode:
         raise InputError(f"the measuring process ended with exit code {done.returncode}")
-    return VocabBenchmark(this_machine(), Measured(**json.loads(done.stdout)))
+    return VocabSpeed(this_machine(), (TableSearch(**json.loads(done.stdout)),))
 
 
 def measure(tokens: int, channels: int) -> None:
     """Print what a search and its check took in this process."""
     from normscope.certificates.check_tokens import first_fault
-    from normscope.vocabulary.findings import WINS, Findings
+    from normscope.certificates.token_certificates import WINS
+    from normscope.vocabulary.findings import Findings
     from normscope.vocabulary.search import Clock, search
 
     table, few = table_like_gpt2(tokens, channels), table_like_gpt2(64, 8)
@@ -82,9 +56,9 @@ def measure(tokens: int, channels: int) -> None:
     search(table, findings, clock, watch)
     assert findings.reachable is not None
     start = time.process_time()
-    holds = first_fault(table, findings) is None
+    holds = first_fault(table, *findings.certificates()) is None
     checking = time.process_time() - start
-    measured = Measured(
+    measured = TableSearch(
         tokens=tokens,
         channels=channels,
         own_direction_seconds=clock.seconds["own directions"],

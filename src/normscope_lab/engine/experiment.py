@@ -1,21 +1,33 @@
 """What an experiment is: cells that do not depend on each other, and findings about all their rows.
 
-A cell is one variant with one seed. Its rows are tidy: one observation each, with all that it depends on.
+A cell is one choice of settings with one seed. Its rows are tidy: one observation each, with all that it depends on.
+Each file of `normscope_lab.experiments` has one experiment, named as the file is.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from itertools import product
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from normscope_lab.engine.keep import Keep
+from normscope.checks import quoted
+from normscope.errors import InputError
+from normscope_lab import experiments
+from normscope_lab.engine.cell_state import CellState
+from normscope_lab.engine.tidy_rows import Row
+from normscope_lab.loaders.data_files import fingerprints
+from normscope_lab.results.experiments_list import ExperimentsList, ListedExperiment, Preset
+from normscope_lab.results.reproduction import Finding, Setting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Settings = Mapping[str, Any]  # as JSON holds them
-Row = dict[str, str | int | float | None]
+PAPER, QUICK = PRESETS = ("paper", "quick")
 
 
 @dataclass(frozen=True)
@@ -25,45 +37,43 @@ class Cell:
     key: str  # names its files
     seed: int
     settings: Settings
-    data: Path | None = None  # where --data is in this run; the results depend on what is there, not on where
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One claim of a paper, what it reports, and what was measured here."""
-
-    claim: str
-    paper: str
-    ours: str
-    holds: bool | None  # None: not shown either way
-    decided_by: str  # the rule or the statistical test
-    differences: str = ""  # in data or scale, from what the paper did
-
-    @property
-    def verdict(self) -> str:
-        return {True: "holds", False: "does not hold", None: "not shown"}[self.holds]
+    data: Path | None = None  # where --data is in this run; results depend on its content, not on its place
 
 
 class Experiment(ABC):
     """One experiment of a paper: how it is set up, run, judged and drawn."""
 
-    name: ClassVar[str]
     what: ClassVar[str]
     source: ClassVar[str]
     seeds: ClassVar[Mapping[str, int]]  # how many, by preset
+    paper: ClassVar[Settings]  # everything that the results depend on, apart from seeds and data
+    quick: ClassVar[Settings] = {}  # what the preset quick changes of it
+    unpublished: ClassVar[tuple[str, ...]] = ()  # settings of `paper` that the paper does not state
+    variants: ClassVar[tuple[str, ...]] = ()
     data: ClassVar[str] = ""  # what --data must hold; empty if none is needed
 
-    @abstractmethod
+    @property
+    def name(self) -> str:
+        """As on the command line."""
+        return type(self).__module__.rpartition(".")[2].replace("_", "-")
+
+    def files(self, data: Path) -> list[Path]:
+        """The files of the data that are read."""
+        return []
+
     def settings(self, preset: str, data: Path | None) -> Settings:
-        """Everything that the results depend on, apart from the seeds."""
+        """The settings of a preset, with the fingerprints of the data."""
+        chosen = {**self.paper, **(self.quick if preset == QUICK else {})}
+        return {**chosen, "data": fingerprints(self.files(data))} if self.data and data else chosen
 
-    @abstractmethod
     def cells(self, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
-        """The parts, in the order in which they are run."""
+        """The parts, in the order in which they are run; settings that do not fit are refused."""
+        require_fitting(settings)
+        return cells_of(settings, seeds, variant=self.variants)
 
     @abstractmethod
-    def run(self, cell: Cell, keep: Keep) -> list[Row]:
-        """The rows of one cell. Long ones save their state and go on from it."""
+    def run(self, cell: Cell, state: CellState) -> list[Row]:
+        """The rows of one cell. Long cells save their state, and resume from it."""
 
     @abstractmethod
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:
@@ -77,24 +87,117 @@ class Experiment(ABC):
         """HTML by name, for what must be turned to be seen."""
         return {}
 
+    def differences(self, settings: Settings, rows: Sequence[Row], *others: str) -> str:
+        """All that is not as in the paper: settings, the number of seeds, and other differences in words."""
+        count, published = len({row["seed"] for row in rows}), self.seeds[PAPER]
+        seeds = [] if count == published else [f"{count} seeds (the paper: {published})"]
+        lost = sorted({f"{row['variant']}, seed {row['seed']}" for row in rows if row.get("loss", 0) is None})
+        diverged = [f"diverged: {' and '.join(lost)}"] if lost else []
+        return "; ".join([*diverged, *others, *seeds, *changes(settings, self.paper, self.unpublished)])
 
-def cells_by(name: str, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
-    """One cell for each seed and each value of a setting that is a list.
 
-    >>> [(cell.key, cell.settings) for cell in cells_by("channels", {"channels": [3, 4], "runs": 9}, [0])]
-    [('seed-0-channels-3', {'channels': 3, 'runs': 9}), ('seed-0-channels-4', {'channels': 4, 'runs': 9})]
+def names() -> tuple[str, ...]:
+    """All experiments, as on the command line."""
+    return tuple(sorted(module.name.replace("_", "-") for module in iter_modules(experiments.__path__)))
+
+
+def experiment_named(name: str) -> Experiment:
+    """The experiment of that name.
+
+    >>> experiment_named("random-keys").source
+    'Brody et al. 2023, fig. 1c, 1d'
     """
+    if name not in names():
+        raise InputError(f"experiment must be one of {', '.join(names())}, got {quoted(name)}")
+    home = import_module(f"{experiments.__name__}.{name.replace('-', '_')}")
+    kinds = [each for each in vars(home).values() if isinstance(each, type) and each.__module__ == home.__name__]
+    experiment: Experiment = next(each for each in kinds if issubclass(each, Experiment))()
+    return experiment
+
+
+def experiments_list() -> ExperimentsList:
+    """All experiments, with what they need and the settings of their presets."""
+    return ExperimentsList(
+        tuple(
+            ListedExperiment(
+                each.name,
+                each.what,
+                each.source,
+                each.data,
+                {
+                    preset: Preset(each.seeds[preset], as_result(each.settings(preset, None)))
+                    for preset in sorted(PRESETS, reverse=True)
+                },
+            )
+            for each in map(experiment_named, names())
+        )
+    )
+
+
+def as_result(settings: Settings) -> dict[str, Setting]:
+    """Settings as a result holds them: lists are tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+
+
+def cells_of(settings: Settings, seeds: Sequence[int], **choices: Sequence[Any]) -> list[Cell]:
+    """One cell for each seed and each combination of choices, which take the place of settings.
+
+    >>> [(cell.key, cell.settings) for cell in cells_of({"channels": [3, 4], "runs": 9}, [0], channels=[3, 4])]
+    [('channels-3-seed-0', {'channels': 3, 'runs': 9}), ('channels-4-seed-0', {'channels': 4, 'runs': 9})]
+    """
+    chosen = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
     return [
-        Cell(f"seed-{seed}-{name}-{value}", seed, {**settings, name: value})
+        Cell(
+            file_name(*(f"{name} {value}" for name, value in each.items()), f"seed {seed}"), seed, {**settings, **each}
+        )
         for seed in seeds
-        for value in settings[name]
+        for each in chosen
     ]
 
 
-def rows_where(rows: Sequence[Row], **where: Any) -> list[Row]:
-    """The rows that agree with all of it.
+def file_name(*parts: str) -> str:
+    """Words as the name of a file.
 
-    >>> rows_where([{"seed": 0, "kind": "a"}, {"seed": 0, "kind": "b"}, {"seed": 1}], seed=0, kind="b")
-    [{'seed': 0, 'kind': 'b'}]
+    >>> file_name("LN-Net, g = 4", "seed 0")
+    'LN-Net-g-4-seed-0'
     """
-    return [row for row in rows if all(row.get(name) == value for name, value in where.items())]
+    return "-".join(re.findall(r"[\w-]+", " ".join(parts)))
+
+
+def require_fitting(settings: Settings) -> None:
+    """Refuse steps that do not make whole epochs, heads or groups that do not share the channels equally."""
+    for whole, part in (("steps", "epoch"), ("epoch", "every"), ("width", "heads"), ("width", "groups")):
+        parts = settings.get(part, [])
+        for size in parts if isinstance(parts, list) else [parts]:
+            if whole in settings and settings[whole] % size:
+                raise InputError(f"{whole} must be a multiple of {part}, got {settings[whole]} and {size}")
+
+
+def changes(settings: Settings, published: Settings, unpublished: Sequence[str] = ()) -> list[str]:
+    """What differs from published settings, in words, and from those that stand in for what was not published.
+
+    >>> changes({"batch": 512, "epochs": 9, "width": 8}, {"batch": 6000, "epochs": 50, "width": 8}, ["epochs"])
+    ['batch 512 (the paper: 6,000)', 'epochs 9 (preset paper: 50)']
+    """
+    return [
+        f"{name.replace('_', ' ')} {_shown(settings[name])} "
+        f"({'preset paper' if name in unpublished else 'the paper'}: {_shown(value)})"
+        for name, value in published.items()
+        if settings[name] != value
+    ]
+
+
+def in_groups(settings: Settings) -> str:
+    """How LN-G was set up, where the paper's own number of groups is not known.
+
+    >>> in_groups({"width": 96, "groups": 24})
+    'LN-G with 24 groups of 4 channels (the paper: a number not known here)'
+    """
+    groups, size = settings["groups"], settings["width"] // settings["groups"]
+    return f"LN-G with {groups} groups of {size} channels (the paper: a number not known here)"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(_shown(each) for each in value)
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -15,12 +15,13 @@ from torch.nn.functional import cross_entropy
 from normscope.checks import shortened
 from normscope.errors import InputError
 from normscope.models.labelled_texts import read_labelled
-from normscope_lab.engine.experiment import Cell, Finding, Row, Settings
-from normscope_lab.engine.keep import Keep
+from normscope_lab.engine.cell_state import CellState
+from normscope_lab.engine.experiment import Cell, Experiment, Settings
+from normscope_lab.engine.tidy_rows import BANDS, Row, column, draw_curve
 from normscope_lab.loaders.data_files import place
+from normscope_lab.results.reproduction import Finding
 from normscope_lab.training.byte_pairs import learned_pairs
 from normscope_lab.training.key_inputs import in_percent, seen_by, shares, unselectable
-from normscope_lab.training.trained import BANDS, Trained, column, draw_curve
 from normscope_lab.training.training_loop import best_device, descend, hits, linear_decay, padded, shuffled, train
 from normscope_lab.training.transformer import Attention, Block, FeedForward, small_weights
 
@@ -64,8 +65,7 @@ class Bert(nn.Module):
         return scores
 
 
-class BertWithoutNorm(Trained):
-    name = "bert-no-norm"
+class BertWithoutNorm(Experiment):
     what = "unselectable keys in each layer of a BERT trained without LayerNorm"
     source = "Brody et al. 2023, table 4"
     data = "a folder with a *train*.tsv and a *dev*.tsv of sentences, tabs and labels, or with such a folder sst2"
@@ -97,7 +97,7 @@ class BertWithoutNorm(Trained):
     def files(self, data: Path) -> list[Path]:
         return sst2_files(place(data, "sst2"))
 
-    def run(self, cell: Cell, keep: Keep) -> list[Row]:
+    def run(self, cell: Cell, state: CellState) -> list[Row]:
         settings, device = cell.settings, best_device()
         training, test = (read_labelled(path) for path in sst2_files(place(cell.data or Path(), "sst2")))
         tokenizer = learned_pairs(training[0], settings["vocabulary"], SPECIAL)
@@ -130,7 +130,7 @@ class BertWithoutNorm(Trained):
             accuracy = accuracy_of(model, x_test, y_test)
             return [{**where, "epoch": number + 1, "loss": float(np.mean(losses)), "test_accuracy": accuracy}]
 
-        rows = train(keep, (model, optimizer, schedule), settings["epochs"], epoch)
+        rows = train(state, (model, optimizer, schedule), settings["epochs"], epoch)
         return rows + [{**where, **row} for row in judged(model, x_test)]
 
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:

@@ -5,16 +5,17 @@ g(d − 2g)/(d − 2), with equality where all groups have the same variance.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from normscope.capacity.nonlinearity import nonlinearity
+from normscope.capacity.second_derivative import nonlinearity
 from normscope.errors import InputError
 from normscope.norm import Norm
-from normscope_lab.engine.experiment import Cell, Experiment, Finding, Row, Settings, cells_by
-from normscope_lab.engine.keep import Keep
+from normscope_lab.engine.cell_state import CellState
+from normscope_lab.engine.experiment import Cell, Experiment, Settings, cells_of
+from normscope_lab.engine.tidy_rows import Row
+from normscope_lab.results.reproduction import Finding
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,21 +25,20 @@ INPUTS = {"Gaussian": 0, "heavy-tailed": 1}  # Student's t with 3 degrees of fre
 
 
 class GroupBending(Experiment):
-    name = "hessian"
     what = "H of LayerNorm in g groups over H of LayerNorm, against g, with the bound"
     source = "Ni et al. 2024, section 5"
     seeds: ClassVar = {"quick": 3, "paper": 10}
 
-    def settings(self, preset: str, data: Path | None) -> Settings:
-        return {"channels": [48, 192, 768], "inputs": 200 if preset == "quick" else 10_000}
+    paper: ClassVar = {"channels": [48, 192, 768], "inputs": 10_000}
+    quick: ClassVar = {"inputs": 200}
 
     def cells(self, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
         odd = [channels for channels in settings["channels"] if channels % 4 or channels < 12]
         if odd:
             raise InputError(f"channels must be multiples of 4, 12 or more, got {odd[0]}")
-        return cells_by("channels", settings, seeds)
+        return cells_of(settings, seeds, channels=settings["channels"])
 
-    def run(self, cell: Cell, keep: Keep) -> list[Row]:
+    def run(self, cell: Cell, state: CellState) -> list[Row]:
         channels, count = cell.settings["channels"], cell.settings["inputs"]
         rows: list[Row] = []
         for kind, place in INPUTS.items():

@@ -1,6 +1,6 @@
 """A language model of hidden size 8 with and without scaling before attention: its loss, keys that no query selects.
 
-Brody et al. 2023, figure 4 and tables 1 to 3: GPT-2 with 4 layers of 4 heads, whose norm before attention either
+Brody et al. 2023, figure 4 and tables 1 and 2: GPT-2 with 4 layers of 4 heads, whose norm before attention either
 projects and scales or projects alone. Scaled keys of equal length are all selectable; many of the others are not.
 """
 
@@ -15,14 +15,15 @@ from torch.nn.functional import cross_entropy
 
 from normscope.errors import InputError
 from normscope.nn import Norm
-from normscope_lab.engine.experiment import Cell, Finding, Row, Settings
-from normscope_lab.engine.keep import Keep
+from normscope_lab.engine.cell_state import CellState
+from normscope_lab.engine.experiment import Cell, Experiment, Settings
 from normscope_lab.engine.statistics import paired_difference
+from normscope_lab.engine.tidy_rows import BANDS, Row, column, draw_curve
 from normscope_lab.loaders.data_files import place
 from normscope_lab.loaders.plain_texts import text_files, whole_text
+from normscope_lab.results.reproduction import Finding
 from normscope_lab.training.byte_pairs import learned_pairs
 from normscope_lab.training.key_inputs import in_percent, in_plane, near_ties, seen_by, shares, unselectable
-from normscope_lab.training.trained import BANDS, Trained, column, draw_curve
 from normscope_lab.training.training_loop import best_device, descend, in_parts, linear_decay, train
 from normscope_lab.training.transformer import Attention, Block, FeedForward, small_weights
 
@@ -66,10 +67,9 @@ class LanguageModel(nn.Module):
         return x
 
 
-class LanguageModelScaling(Trained):
-    name = "language-model"
+class LanguageModelScaling(Experiment):
     what = "GPT-2 of hidden size 8 with and without scaling: loss curves, and unselectable keys in each layer"
-    source = "Brody et al. 2023, fig. 4, tables 1-3"
+    source = "Brody et al. 2023, fig. 4, tables 1-2"
     data = "a text file, a folder of .txt files, or a folder with such a folder wikitext2"
     seeds: ClassVar = {"quick": 3, "paper": 1}
     variants = VARIANTS
@@ -98,7 +98,7 @@ class LanguageModelScaling(Trained):
     def files(self, data: Path) -> list[Path]:
         return text_files(place(data, "wikitext2"))
 
-    def run(self, cell: Cell, keep: Keep) -> list[Row]:
+    def run(self, cell: Cell, state: CellState) -> list[Row]:
         settings, device = cell.settings, best_device()
         training, held_out = (part.to(device) for part in tokens_of(place(cell.data or Path(), "wikitext2"), settings))
         model = LanguageModel(settings).to(device)
@@ -117,7 +117,7 @@ class LanguageModelScaling(Trained):
             step = (number + 1) * settings["epoch"]
             return [{**where, "step": step, "loss": float(np.mean(losses)), "test_loss": loss_on(model, held_out)}]
 
-        rows = train(keep, (model, optimizer, schedule), settings["steps"] // settings["epoch"], epoch)
+        rows = train(state, (model, optimizer, schedule), settings["steps"] // settings["epoch"], epoch)
         return rows + [{**where, **row} for row in judged(model, held_out[:, :-1])]
 
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:

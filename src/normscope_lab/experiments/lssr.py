@@ -5,7 +5,6 @@ maps with LayerNorm between them do it, and solve XOR. Both networks here are tr
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -13,13 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from normscope.capacity.scatter import lssr
+from normscope.capacity.scatter_ratios import scatter
 from normscope.checks import Floats
 from normscope.nn import Norm
-from normscope_lab.engine.experiment import Cell, Experiment, Finding, Row, Settings
-from normscope_lab.engine.keep import Keep
+from normscope_lab.engine.cell_state import CellState
+from normscope_lab.engine.experiment import Cell, Experiment, Settings, cells_of
 from normscope_lab.engine.statistics import mean_interval
-from normscope_lab.training.trained import column, draw_curve
+from normscope_lab.engine.tidy_rows import Row, column, draw_curve
+from normscope_lab.results.reproduction import Finding
 from normscope_lab.training.training_loop import descend, train
 
 if TYPE_CHECKING:
@@ -53,28 +53,22 @@ DATA: dict[str, Callable[[np.random.Generator, Labels], Floats]] = {
 
 
 class LinearLimit(Experiment):
-    name = "lssr"
     what = "SSR that linear networks and LN-Nets reach when they are trained for it, against LSSR of the data"
     source = "Ni et al. 2024, section 3"
     seeds: ClassVar = {"quick": 5, "paper": 10}
 
-    def settings(self, preset: str, data: Path | None) -> Settings:
-        return {"samples": 300, "width": 8, "layers": 3, "epochs": 40, "steps": 10 if preset == "quick" else 100}
+    paper: ClassVar = {"samples": 300, "width": 8, "layers": 3, "epochs": 40, "steps": 100}
+    quick: ClassVar = {"steps": 10}
 
     def cells(self, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
-        return [
-            Cell(f"data-{place}-net-{number}-seed-{seed}", seed, {**settings, "data": data, "variant": variant})
-            for place, data in enumerate(DATA)
-            for number, variant in enumerate(VARIANTS)
-            for seed in seeds
-        ]
+        return cells_of(settings, seeds, data=tuple(DATA), variant=VARIANTS)
 
-    def run(self, cell: Cell, keep: Keep) -> list[Row]:
+    def run(self, cell: Cell, state: CellState) -> list[Row]:
         settings = cell.settings
         rng = np.random.default_rng(cell.seed)
         labels: Labels = rng.integers(0, 2, size=(settings["samples"],))
         samples = DATA[settings["data"]](rng, labels)
-        limit = lssr(samples, labels)
+        limit = scatter(samples, labels).lssr
         x, y = torch.from_numpy(samples), torch.from_numpy(labels)
         network = _network(samples.shape[1], settings["width"], settings["layers"], settings["variant"])
         optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
@@ -87,7 +81,7 @@ class LinearLimit(Experiment):
             place: Row = {"seed": cell.seed, "data": settings["data"], "variant": settings["variant"]}
             return [{**place, "step": (number + 1) * settings["steps"], "ssr": reached, "lssr": limit}]
 
-        return train(keep, (network, optimizer), settings["epochs"], epoch)
+        return train(state, (network, optimizer), settings["epochs"], epoch)
 
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:
         last = settings["epochs"] * settings["steps"]

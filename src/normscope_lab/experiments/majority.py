@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from normscope_lab.engine.experiment import Cell, Finding, Row, Settings
-from normscope_lab.engine.keep import Keep
+from normscope_lab.engine.cell_state import CellState
+from normscope_lab.engine.experiment import Cell, Experiment, Settings
 from normscope_lab.engine.statistics import paired_difference
+from normscope_lab.engine.tidy_rows import BANDS, Row, column, draw_curve
+from normscope_lab.results.reproduction import Finding
 from normscope_lab.training.majority_task import DIFFERENT, VARIANTS, trained
-from normscope_lab.training.trained import BANDS, Trained, column, draw_curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 REACHED = 0.2  # the training loss whose steps the paper counts
 
 
-class MajorityLearned(Trained):
-    name = "majority"
+class MajorityLearned(Experiment):
     what = "loss, accuracy and angle of queries while majority is learned, with and without projection"
     source = "Brody et al. 2023, fig. 2, 3"
     seeds: ClassVar = {"quick": 6, "paper": 10}
@@ -42,8 +42,8 @@ class MajorityLearned(Trained):
     }
     quick: ClassVar = {"batch": 256, "learning_rate": 1e-2, "steps": 2000, "decay_steps": 16_000}
 
-    def run(self, cell: Cell, keep: Keep) -> list[Row]:
-        rows, _ = trained(cell.settings, cell.seed, keep)
+    def run(self, cell: Cell, state: CellState) -> list[Row]:
+        rows, _ = trained(cell.settings, cell.seed, state)
         return rows
 
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from normscope.errors import InputError
-from normscope_lab.engine.experiment import Cell, Finding, Row, Settings
-from normscope_lab.engine.keep import Keep
+from normscope_lab.engine.cell_state import CellState
+from normscope_lab.engine.experiment import Cell, Experiment, Settings
 from normscope_lab.engine.statistics import paired_difference
+from normscope_lab.engine.tidy_rows import Row, column, few_ticks
+from normscope_lab.results.reproduction import Finding
 from normscope_lab.training.majority_task import DIFFERENT, VARIANTS, trained
-from normscope_lab.training.trained import Trained, column, few_ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,8 +26,7 @@ FLAT = 1e-5  # of the keys' length: how far float32 leaves them from their circl
 NO_UPLOADS = {"displaylogo": False, "showSendToCloud": False, "plotlyServerURL": ""}  # plotly would offer them
 
 
-class MajorityInSpace(Trained):
-    name = "majority-3d"
+class MajorityInSpace(Experiment):
     what = "keys and queries of majority in three dimensions, with and without projection"
     source = "Brody et al. 2023, fig. 1a, 1b"
     seeds: ClassVar = {"quick": 5, "paper": 10}
@@ -51,8 +51,8 @@ class MajorityInSpace(Trained):
             raise InputError(f"width must be {len(AXES)}, as it is drawn in space, got {settings['width']}")
         return super().cells(settings, seeds)
 
-    def run(self, cell: Cell, keep: Keep) -> list[Row]:
-        rows, model = trained(cell.settings, cell.seed, keep)
+    def run(self, cell: Cell, state: CellState) -> list[Row]:
+        rows, model = trained(cell.settings, cell.seed, state)
         where: Row = {"variant": cell.settings["variant"], "seed": cell.seed}
         for kind, vectors in (("key", model.keys()), ("query", model.queries())):
             for number, vector in enumerate(vectors.tolist()):

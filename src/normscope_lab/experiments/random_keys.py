@@ -5,17 +5,17 @@ selectable, so after LayerNorm the share is 0 everywhere.
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from normscope.norm import Norm
 from normscope.separation.selectable import selectable
-from normscope_lab.engine.experiment import Cell, Experiment, Finding, Row, Settings, cells_by
-from normscope_lab.engine.keep import Keep
+from normscope_lab.engine.cell_state import CellState
+from normscope_lab.engine.experiment import Cell, Experiment, Settings, cells_of
+from normscope_lab.engine.tidy_rows import Row
+from normscope_lab.results.reproduction import Finding
 from normscope_lab.training.key_inputs import in_plane
-from normscope_lab.training.trained import changes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,23 +30,17 @@ CLAIMS: tuple[tuple[str, str, float, float, Callable[[int, int], bool]], ...] = 
 
 
 class RandomKeys(Experiment):
-    name = "random-keys"
     what = "share of runs with an unselectable key among n random keys in d dimensions, with and without LayerNorm"
     source = "Brody et al. 2023, fig. 1c, 1d"
     seeds: ClassVar = {"quick": 1, "paper": 1}
 
-    def settings(self, preset: str, data: Path | None) -> Settings:
-        quick = preset == "quick"
-        return {
-            "keys": list(range(3, 61, 3 if quick else 1)),
-            "channels": list(range(3, 16, 2 if quick else 1)),
-            "runs": 50 if quick else 100,
-        }
+    paper: ClassVar = {"keys": list(range(3, 61)), "channels": list(range(3, 16)), "runs": 100}
+    quick: ClassVar = {"keys": list(range(3, 61, 3)), "channels": list(range(3, 16, 2)), "runs": 50}
 
     def cells(self, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
-        return cells_by("channels", settings, seeds)
+        return cells_of(settings, seeds, channels=settings["channels"])
 
-    def run(self, cell: Cell, keep: Keep) -> list[Row]:
+    def run(self, cell: Cell, state: CellState) -> list[Row]:
         channels, runs = cell.settings["channels"], cell.settings["runs"]
         norm = Norm(gain=np.ones(channels), eps=0.0)
         rows: list[Row] = []
@@ -66,11 +60,11 @@ class RandomKeys(Experiment):
                         "certificates_hold": int(result.holds),
                     }
                 )
-            keep.tell((place + 1) / len(cell.settings["keys"]))
+            state.tell((place + 1) / len(cell.settings["keys"]))
         return rows
 
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:
-        scale = "; ".join(changes(settings, self.settings("paper", None)))
+        scale = self.differences(settings, rows)
         certified = all(row["certificates_hold"] for row in rows)
         normed = [share for variant, _, _, share in _shares(rows) if variant == VARIANTS[1]]
         plain = {

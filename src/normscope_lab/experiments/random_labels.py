@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
 
 from normscope.nn import Norm
-from normscope_lab.engine.experiment import Cell, Finding, Row, Settings
-from normscope_lab.engine.keep import Keep
+from normscope_lab.engine.cell_state import CellState
+from normscope_lab.engine.experiment import Cell, Experiment, Settings, file_name, require_fitting
 from normscope_lab.engine.statistics import paired_difference
+from normscope_lab.engine.tidy_rows import BANDS, Row, column, draw_curve
 from normscope_lab.loaders.images import image_files, read_images
-from normscope_lab.training.trained import BANDS, Trained, column, draw_curve, file_name, require_fitting
+from normscope_lab.results.reproduction import Finding
 from normscope_lab.training.training_loop import best_device, descend, hits, shuffled, train
 
 if TYPE_CHECKING:
@@ -29,8 +30,7 @@ DATASETS = {"cifar10": "CIFAR-10", "mnist": "MNIST"}
 LINEAR = "linear network"
 
 
-class RandomLabels(Trained):
-    name = "random-labels"
+class RandomLabels(Experiment):
     what = "random labels fitted by a linear network, an LN-Net, and LN-Nets with LN-G"
     source = "Ni et al. 2024"
     data = "a folder with the folders cifar10 and mnist (.npz, .bin or IDX files)"
@@ -46,7 +46,7 @@ class RandomLabels(Trained):
         "halved_every": 20,
         "epochs": 150,
     }
-    standing_in: ClassVar = tuple(paper)
+    unpublished: ClassVar = tuple(paper)
     quick: ClassVar = {"images": 4000, "side": 8, "width": 128, "depth": 6, "groups": [4, 16, 32], "epochs": 80}
 
     def files(self, data: Path) -> list[Path]:
@@ -68,7 +68,7 @@ class RandomLabels(Trained):
             for variant, groups in networks(settings).items()
         ]
 
-    def run(self, cell: Cell, keep: Keep) -> list[Row]:
+    def run(self, cell: Cell, state: CellState) -> list[Row]:
         settings, device = cell.settings, best_device()
         x = samples((cell.data or Path()) / settings["dataset"], settings).to(device)
         drawn = torch.Generator().manual_seed(cell.seed)  # the same labels for every network
@@ -93,7 +93,7 @@ class RandomLabels(Trained):
                 accuracy = hits(model(x), y).mean().item()
             return [{**where, "epoch": number + 1, "loss": float(np.mean(losses)), "accuracy": accuracy}]
 
-        return train(keep, (model, optimizer, schedule), settings["epochs"], epoch)
+        return train(state, (model, optimizer, schedule), settings["epochs"], epoch)
 
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:
         found = []

@@ -13,13 +13,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from normscope.errors import InputError
-from normscope_lab.engine.experiment import Cell, Finding, Row, Settings
-from normscope_lab.engine.keep import Keep
+from normscope_lab.engine.cell_state import CellState
+from normscope_lab.engine.experiment import Cell, Experiment, Settings, in_groups
 from normscope_lab.engine.statistics import paired_difference
+from normscope_lab.engine.tidy_rows import BANDS, Row, column, draw_curve
 from normscope_lab.loaders.data_files import place
 from normscope_lab.loaders.parallel import parallel_files, read_parallel
+from normscope_lab.results.reproduction import Finding
 from normscope_lab.training.byte_pairs import learned_pairs
-from normscope_lab.training.trained import BANDS, Trained, column, draw_curve, in_groups
 from normscope_lab.training.training_loop import best_device, descend, padded, root_decay, train
 from normscope_lab.training.translation_model import BEGIN, END, LONGEST, PAD, SPECIAL, Translator, translated
 
@@ -32,8 +33,7 @@ FOLDER = "multi30k_de_en"
 Batch = tuple[Tensor, Tensor]  # source and target, (sentences, tokens) each
 
 
-class TranslationGroups(Trained):
-    name = "translation"
+class TranslationGroups(Experiment):
     what = "a transformer from German to English with LN and LN-G, by BLEU"
     source = "Ni et al. 2024"
     data = f"a folder with train.de, train.en, test.de and test.en (.gz too), or a folder with such a folder {FOLDER}"
@@ -57,7 +57,7 @@ class TranslationGroups(Trained):
         "epochs": 50,
         "beam": 5,
     }
-    standing_in: ClassVar = tuple(paper)
+    unpublished: ClassVar = tuple(paper)
     quick: ClassVar = {
         "pairs": 29_000,
         "vocabulary": 4000,
@@ -77,7 +77,7 @@ class TranslationGroups(Trained):
     def files(self, data: Path) -> list[Path]:
         return parallel_files(place(data, FOLDER), "de", "en")
 
-    def run(self, cell: Cell, keep: Keep) -> list[Row]:
+    def run(self, cell: Cell, state: CellState) -> list[Row]:
         require_sacrebleu()  # before hours of training, not after
         settings, device = cell.settings, best_device()
         splits = read_parallel(place(cell.data or Path(), FOLDER), "de", "en")
@@ -109,7 +109,7 @@ class TranslationGroups(Trained):
                 losses.append(descend(loss, optimizer, schedule))
             return [{**where, "epoch": number + 1, "loss": float(np.mean(losses))}]
 
-        rows = train(keep, (model, optimizer, schedule), settings["epochs"], epoch)
+        rows = train(state, (model, optimizer, schedule), settings["epochs"], epoch)
         model.eval()
         tested, references = splits["test"]
         answers = translations(model, tokens_of(tokenizer, tested), settings)

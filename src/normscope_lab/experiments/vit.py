@@ -14,12 +14,13 @@ from torch.nn.functional import cross_entropy, pad
 
 from normscope.errors import InputError
 from normscope.nn import Norm
-from normscope_lab.engine.experiment import Cell, Finding, Row, Settings
-from normscope_lab.engine.keep import Keep
+from normscope_lab.engine.cell_state import CellState
+from normscope_lab.engine.experiment import Cell, Experiment, Settings, in_groups
 from normscope_lab.engine.statistics import paired_difference
+from normscope_lab.engine.tidy_rows import BANDS, Row, column, draw_curve
 from normscope_lab.loaders.data_files import place
 from normscope_lab.loaders.images import image_files, read_images
-from normscope_lab.training.trained import BANDS, Trained, column, draw_curve, in_groups
+from normscope_lab.results.reproduction import Finding
 from normscope_lab.training.training_loop import best_device, cosine_decay, descend, hits, in_parts, shuffled, train
 from normscope_lab.training.transformer import Attention, Block, FeedForward, small_weights
 
@@ -63,8 +64,7 @@ class VisionTransformer(nn.Module):
         return scores
 
 
-class VitGroups(Trained):
-    name = "vit"
+class VitGroups(Experiment):
     what = "Tiny-ViT on CIFAR-10 with LN and LN-G"
     source = "Ni et al. 2024"
     data = "CIFAR-10 as .npz, in its binary or its Python version, or a folder with such a folder cifar10"
@@ -85,7 +85,7 @@ class VitGroups(Trained):
         "epochs": 200,
         "warmup_epochs": 10,
     }
-    standing_in: ClassVar = tuple(paper)
+    unpublished: ClassVar = tuple(paper)
     quick: ClassVar = {
         "images": 10_000,
         "width": 64,
@@ -101,7 +101,7 @@ class VitGroups(Trained):
     def files(self, data: Path) -> list[Path]:
         return image_files(place(data, "cifar10"))
 
-    def run(self, cell: Cell, keep: Keep) -> list[Row]:
+    def run(self, cell: Cell, state: CellState) -> list[Row]:
         settings, device = cell.settings, best_device()
         images = read_images(place(cell.data or Path(), "cifar10"))
         count = min(settings["images"], len(images.x_train))
@@ -126,7 +126,7 @@ class VitGroups(Trained):
             accuracy = accuracy_of(model, x_test, y_test)
             return [{**where, "epoch": number + 1, "loss": float(np.mean(losses)), "test_accuracy": accuracy}]
 
-        return train(keep, (model, optimizer, schedule), settings["epochs"], epoch)
+        return train(state, (model, optimizer, schedule), settings["epochs"], epoch)
 
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:
         images, test_images = (max(int(row[name] or 0) for row in rows) for name in ("images", "test_images"))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from normscope.checks import Floats
 from normscope.errors import InputError
 from normscope.separation.selectable import selectable
-from normscope_lab.engine.experiment import rows_where
+from normscope_lab.engine.tidy_rows import rows_where
 
 
 def seen_by(modules: Iterable[nn.Module], run: Callable[[], Any]) -> list[tuple[Floats, Floats]]:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from normscope.nn import Norm
-from normscope_lab.engine.experiment import Row, Settings
-from normscope_lab.engine.keep import Keep
+from normscope_lab.engine.cell_state import CellState
+from normscope_lab.engine.experiment import Settings
+from normscope_lab.engine.tidy_rows import Row
 from normscope_lab.training.training_loop import best_device, descend, hits, in_parts, linear_decay, train
 from normscope_lab.training.transformer import Attention, Block, FeedForward
 
@@ -69,7 +70,7 @@ class OnlyScaling(nn.Module):
         return scaled
 
 
-def trained(settings: Settings, seed: int, keep: Keep) -> tuple[list[Row], Majority]:
+def trained(settings: Settings, seed: int, state: CellState) -> tuple[list[Row], Majority]:
     """Train one variant: every few steps a row with its loss, and after each epoch its accuracy and angles."""
     device = best_device()
     tokens, target = (part.to(device) for part in sequences(settings, seed))
@@ -91,7 +92,7 @@ def trained(settings: Settings, seed: int, keep: Keep) -> tuple[list[Row], Major
         return rows
 
     place: Row = {"variant": settings["variant"], "seed": seed}
-    return train(keep, (model, optimizer, schedule), settings["steps"] // settings["epoch"], epoch), model
+    return train(state, (model, optimizer, schedule), settings["steps"] // settings["epoch"], epoch), model
 
 
 def loss_of(model: Majority, tokens: Tensor, target: Tensor) -> Tensor:

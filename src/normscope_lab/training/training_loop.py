@@ -1,4 +1,4 @@
-"""A training loop that can be killed at any moment and goes on as if it had not been."""
+"""A training loop that can be killed at any moment, and ends as if it had not been when it is resumed."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import cos, pi
@@ -10,8 +10,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from normscope_lab.engine.experiment import Row
-from normscope_lab.engine.keep import Keep
+from normscope_lab.engine.cell_state import CellState
+from normscope_lab.engine.tidy_rows import Row
 
 
 class Stateful(Protocol):
@@ -22,29 +22,29 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
-def train(keep: Keep, parts: Sequence[Stateful], epochs: int, epoch: Callable[[int], list[Row]]) -> list[Row]:
+def train(state: CellState, parts: Sequence[Stateful], epochs: int, epoch: Callable[[int], list[Row]]) -> list[Row]:
     """The rows of epoch(0), epoch(1), …; after each, `parts`, random numbers and rows are saved.
 
     An epoch may use torch's random numbers and the parts, and nothing else that it changes itself.
     """
     rows: list[Row] = []
     begin = 0
-    state = keep.load()
-    if state is not None:
-        for part, saved in zip(parts, state["parts"], strict=True):
-            part.load_state_dict(saved)
-        set_random_state(state["random"])
-        rows, begin = state["rows"], state["epochs"]
+    saved = state.load()
+    if saved is not None:
+        for part, values in zip(parts, saved["parts"], strict=True):
+            part.load_state_dict(values)
+        set_random_state(saved["random"])
+        rows, begin = saved["rows"], saved["epochs"]
     for number in range(begin, epochs):
         rows = rows + epoch(number)
-        states = [part.state_dict() for part in parts]
-        state = {"parts": states, "random": random_state(), "rows": rows, "epochs": number + 1}
-        keep.save(state, done=(number + 1) / epochs)
+        values = [part.state_dict() for part in parts]
+        saved = {"parts": values, "random": random_state(), "rows": rows, "epochs": number + 1}
+        state.save(saved, done=(number + 1) / epochs)
     return rows
 
 
 def descend(loss: Tensor, optimizer: Optimizer, schedule: LambdaLR | None = None) -> float:
-    """One step of an optimizer against the gradient of a loss, which is given back as a number."""
+    """One step of an optimizer against the gradient of a loss, which is returned as a number."""
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()

@@ -1,0 +1,167 @@
+"""Tokens of a large table that win along their own direction: a fast screen, in single precision.
+
+Coordinates in which most tokens win that way are, with center, axes and variances of the points,
+
+    y = T(p)ᵀ(point − center),   T(p) = axes · variances^(−p/2)
+
+p = 1 makes the cloud of points round, p = 0 only turns it. p = 1 keeps rivals farthest apart and p = 0 scores the token
+itself highest; in between is best, where heights have to be overcome. Token i is asked as v = yᵢ, rounded to single
+precision, which stands for the hidden vector along T·v, or for u = T·v/n, n ≥ |T·v|, where vectors must be reachable.
+Then token i wins iff
+
+    v·yᵢ + n·hᵢ > v·yⱼ + n·hⱼ      for all j ≠ i                    (h: heights; no such term where there are none)
+
+Only tokens with |yⱼ| + (n/|v|)·hⱼ ≥ |v| + (n/|v|)·hᵢ can be in the way, so that tokens are put in that order, and a
+block of them meets those before its end: half of all products. With R products to a score and unit roundoff s = 2⁻²⁴,
+a score is off by at most
+
+    |v|·(1.01·(R + 2)·s·max|y| + e) + n·(1.01·(R + 2)·s·max|h| + e')
+
+where e and e' are what double precision has done to y and h before they were rounded. Whoever wins by more than twice
+that wins beyond doubt; whoever wins or loses by less is a near tie, which `certificates.token_scores` decides.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normscope.certificates.key_certificates import Ints
+from normscope.certificates.token_certificates import Frame
+from normscope.certificates.token_table import UNIT
+from normscope.checks import Floats
+from normscope.vocabulary.token_view import View
+
+SCORES = 2**24  # held at a time: 64 MB
+SINGLE = 2.0**-24  # unit roundoff
+NOTHING = 1e-12  # variance over the largest, that counts as none
+VANISHING = 1e-36  # more than what single precision loses of coordinates and products that are too small for it
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What a block of tokens has shown."""
+
+    proven: NDArray[np.bool_]
+    near: NDArray[np.bool_]  # neither proven to win nor to lose along itself
+    rivals: Ints  # a token that scores high along each
+
+
+class OwnDirections:
+    """The tokens of a view in the coordinates of a frame, to be asked block by block; by their number in the view."""
+
+    def __init__(self, view: View, frame: Frame, power: float) -> None:
+        self._view, self._map, self._unit = view, coordinate_map(frame, power), scale_of(frame)
+        rank = self._map.shape[1]
+        heights = np.zeros(len(view)) if view.heights is None else view.heights / self._unit
+        coordinates = np.empty((len(view), rank + (view.heights is not None)), np.float32)
+        farthest = 0.0
+        for part in view.parts():
+            centred = view.points(part) - frame.center
+            coordinates[part, :rank] = centred @ self._map
+            farthest = max(farthest, float(np.linalg.norm(centred, axis=1).max()))
+        coordinates[:, rank:] = heights[:, None]
+        size = view.table.channels
+        moved = (size + 2) * UNIT * farthest + view.point_error
+        self._point_error = 1.01 * float(np.linalg.norm(self._map)) * moved + VANISHING
+        self._height_error = 1.01 * view.height_error / self._unit + 2 * UNIT * float(np.abs(heights).max()) + VANISHING
+        self._order_by_reach(coordinates, rank)
+
+    def _order_by_reach(self, coordinates: NDArray[np.float32], rank: int) -> None:
+        """Put first what can be in the way of most."""
+        lengths, asking = _lengths(coordinates[:, :rank]), self._asking(coordinates[:, :rank])
+        heights = coordinates[:, rank:].astype(np.float64).sum(axis=1)
+        typical = np.median(asking / np.maximum(lengths, VANISHING))
+        self._order = np.argsort(-(lengths + typical * heights), kind="stable")
+        self._place = np.empty(len(self._order), np.int64)
+        self._place[self._order] = np.arange(len(self._order))
+        self._coordinates = coordinates[self._order]
+        self._lengths, self._heights, self._n = lengths[self._order], heights[self._order], asking[self._order]
+        share = 1.01 * (coordinates.shape[1] + 2) * SINGLE
+        off = share * self._lengths.max() + self._point_error
+        off_heights = share * np.abs(self._heights).max() + self._height_error
+        self._bounds = self._lengths * off + self._n * off_heights + VANISHING
+
+    def _asking(self, coordinates: NDArray[np.float32]) -> Floats:
+        """n ≥ |T·v| in units of the frame, as a number of single precision; 0 where there are no heights to weigh."""
+        if self._view.heights is None:
+            return np.zeros(len(coordinates))
+        square = self._unit**2 * (self._map.T @ self._map)
+        diagonal = square.diagonal().copy()
+        beside = np.linalg.norm(square - np.diag(diagonal)) + 2 * len(self._map) * UNIT * diagonal.sum()
+        lengths = np.empty(len(coordinates))
+        for part in self._view.parts():
+            v = coordinates[part].astype(np.float64) ** 2
+            lengths[part] = np.sqrt(v @ diagonal + beside * v.sum(axis=1))
+        return np.nextafter((lengths * (1 + 1e-12)).astype(np.float32), np.float32(np.inf)).astype(np.float64)
+
+    def blocks(self, tokens: Ints) -> list[Ints]:
+        """Tokens in blocks that are asked together."""
+        places = np.sort(self._place[tokens])
+        step = max(1, SCORES // len(self._order))
+        return [self._order[places[start : start + step]] for start in range(0, len(places), step)]
+
+    def ask(self, tokens: Ints) -> Asked:
+        """Which tokens of a block win along themselves."""
+        places, rank = self._place[tokens], self._map.shape[1]
+        v = self._coordinates[places]
+        v[:, rank:] = self._n[places, None]
+        own = self._lengths[places] ** 2 + self._n[places] * self._heights[places]
+        bounds = 2 * self._bounds[places]
+        scores = v @ self._coordinates[: self._stop(places, own - bounds)].T
+        line = np.arange(len(places))
+        scores[line, places] = -np.inf
+        best = scores.argmax(axis=1)
+        lead = own - scores[line, best]
+        return Asked(lead > bounds, np.abs(lead) <= bounds, self._order[best])
+
+    def _stop(self, places: Ints, needed: Floats) -> int:
+        """Where in the order the tokens end that can reach what is needed, by Cauchy and Schwarz."""
+        lengths = self._lengths[places]
+        if lengths.min() < VANISHING:  # a token at the center, along which all score alike
+            return len(self._order)
+        steepness = self._n[places] / lengths
+        most = np.maximum(steepness.min() * self._heights, steepness.max() * self._heights)
+        in_the_way = np.flatnonzero((1 + 1e-9) * self._lengths + most >= (needed / lengths).min())
+        return int(max(places.max(), in_the_way.max(initial=0))) + 1
+
+    def queries(self, tokens: Ints) -> Floats:
+        """What tokens are asked as, in double precision: hidden vectors T·v, or the u of reachable ones, (m, N)."""
+        places, rank = self._place[tokens], self._map.shape[1]
+        along = self._coordinates[places, :rank].astype(np.float64) @ self._map.T
+        if not self._view.reachable:
+            return np.asarray(along)
+        lengths = np.linalg.norm(along, axis=1, keepdims=True)
+        return np.asarray(along * ((1 - 1e-12) / np.where(lengths > 0, lengths, 1.0)))
+
+
+def scale_of(frame: Frame) -> float:
+    """The largest standard deviation: coordinates and heights are measured in it."""
+    return float(np.sqrt(frame.variances[0]))
+
+
+def coordinate_map(frame: Frame, power: float) -> Floats:
+    """T(p), in units that give the first coordinate a variance of 1: (N, r)."""
+    relative = frame.variances / frame.variances[0]
+    return np.asarray(frame.axes * (relative ** (-power / 2) / scale_of(frame)))
+
+
+def frame_of(view: View) -> Frame:
+    """Center and principal axes of the points of a view; directions in which they do not spread are left out."""
+    total = np.zeros(view.table.channels)
+    for part in view.parts():
+        total += view.points(part).sum(axis=0)
+    center = total / len(view)
+    scatter = np.zeros((len(center), len(center)))
+    for part in view.parts():
+        centred = view.points(part) - center
+        scatter += centred.T @ centred
+    variances, axes = np.linalg.eigh(scatter / len(view))
+    kept = np.flatnonzero(variances > NOTHING * max(variances[-1], 0.0))[::-1]
+    if not len(kept):  # all points coincide
+        return Frame(center, axes[:, :1].copy(), np.ones(1))
+    return Frame(center, np.ascontiguousarray(axes[:, kept]), variances[kept])
+
+
+def _lengths(vectors: NDArray[np.float32]) -> Floats:
+    return np.asarray(np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)))

@@ -1,0 +1,106 @@
+"""normscope bench: one command for each measurement."""
+
+import sys
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import typer
+
+from normscope.cli.options import command
+
+QuickFlag = Annotated[
+    bool, typer.Option("--quick", metavar="", help="A small problem, to see that it runs: its times mean nothing.")
+]
+
+bench = typer.Typer(help="Measure normscope against what you would use instead.", no_args_is_help=True)
+
+
+def bar(things: Iterable[Any], what: str) -> Iterable[Any]:
+    """A progress bar on a terminal's standard error, without a thread of its own, whose CPU time would be measured."""
+    if not sys.stderr.isatty():
+        return things
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(things, what, console=Console(stderr=True), transient=True, auto_refresh=False)
+
+
+@bench.command("axes")
+@command(picture=True)
+def axes(
+    size: Annotated[list[int] | None, typer.Option(help="Channels to compare at; may be repeated.", min=2)] = None,
+) -> Any:
+    """Semi-axes and axes of a LayerNorm, against torch.linalg.eigvalsh and eigh (five minutes)."""
+    from normscope_lab.bench.axes_bench import SIZES, run
+
+    return run(size or SIZES, bar)
+
+
+@bench.command("inspect")
+@command()
+def inspect() -> Any:
+    """A checkpoint of 70B shape, inspected without loading it: CPU time and peak memory of a new process."""
+    from normscope_lab.bench.inspect_bench import run
+
+    return run()
+
+
+@bench.command("keys")
+@command(picture=True)
+def keys(quick: QuickFlag = False) -> Any:
+    """Which keys are selectable, against the published procedure and a linear program per key (ten minutes)."""
+    from normscope_lab.bench.keys_bench import FULL, QUICK, run
+
+    return run(QUICK if quick else FULL, bar)
+
+
+@bench.command("keys-agreement")
+@command()
+def keys_agreement(
+    keys: Annotated[int, typer.Option(help="Compare at least this many keys.", min=1)] = 20_000,
+) -> Any:
+    """Verdicts key by key against linear programs; exit code 1 if any differs (two minutes)."""
+    from normscope_lab.bench.agreement_bench import run
+
+    return run(keys, bar)
+
+
+@bench.command("vocab")
+@command()
+def vocab() -> Any:
+    """Which tokens can be predicted, over a table of GPT-2's shape, 50,257 × 768, and the check (five minutes)."""
+    from normscope_lab.bench.vocab_bench import run
+
+    return run()
+
+
+@bench.command("memorize")
+@command()
+def memorize(
+    samples: Annotated[
+        list[int] | None, typer.Option(help="Samples to memorise, in place of all tasks; may be repeated.", min=4)
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Runs of each task.", min=1)] = 5,
+) -> Any:
+    """Depth, time and certificates of networks that memorise random labels (half an hour)."""
+    from normscope_lab.bench.memorize_bench import OTHER_TASKS, SIZES, run
+
+    return run(samples or SIZES, () if samples else OTHER_TASKS, seeds, bar)
+
+
+@bench.command("fold")
+@command()
+def fold(quick: QuickFlag = False) -> Any:
+    """Speed of a GPT-2 of 12 layers before and after folding: whole passes and norms alone (half an hour)."""
+    from normscope_lab.bench.fold_bench import FULL, QUICK, run
+
+    return run(QUICK if quick else FULL, bar)
+
+
+@bench.command("lng")
+@command()
+def lng(quick: QuickFlag = False) -> Any:
+    """LayerNorm, RMSNorm and LN-G, fused, against torch's functions, forward and backward (some minutes)."""
+    from normscope_lab.bench.lng_bench import FULL, QUICK, run
+
+    return run(QUICK if quick else FULL, bar)

@@ -1,0 +1,125 @@
+"""Every benchmark in small, its result and its command; documents say what the kept runs say."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+from typer.testing import CliRunner
+
+from normscope.cli import app
+from normscope.results.result import load, load_bytes
+from normscope_lab.bench import fold_bench, memorize_bench, vocab_bench
+from normscope_lab.bench.memorize_bench import Task
+from normscope_lab.bench.timing import duration
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def read(name):
+    return json.loads((DOCS / "results" / name).read_text(encoding="utf-8"))
+
+
+def whole(result):
+    """A result that fits its schema, its file and a terminal."""
+    jsonschema.validate(result.to_dict(), result.json_schema(), cls=jsonschema.Draft202012Validator)
+    assert load_bytes(result.to_bytes(), "saved") == result
+    assert max(map(len, str(result).splitlines())) <= 100
+    return result
+
+
+def test_fold_measures_every_model_in_turn():
+    result = whole(fold_bench.run(fold_bench.QUICK))
+    assert [row.variant for row in result.passes] == 2 * ["original", "folded", "rms, torch", "rms, fused"]
+    assert all(row.speed == 1.0 for row in result.passes if row.variant == "original")
+
+
+def test_memorize_sums_up_its_runs():
+    result = whole(memorize_bench.run((20,), (Task(12, classes=3, method="merge"),), seeds=2))
+    found = [(task.samples, task.paper_bound, task.seeds, task.all_certified) for task in result.tasks]
+    assert found == [(20, 18, 2, True), (12, 9, 2, True)]
+    assert result.holds
+
+
+def test_vocab_measures_search_and_check():
+    result = whole(vocab_bench.run(tokens=300, channels=12))
+    (row,) = result.runs
+    assert row.check_holds
+    assert row.own_direction_wins <= row.wins <= 300
+    assert (row.tokens, row.channels) == (300, 12)
+
+
+def test_axes_are_saved_drawn_and_printed(tmp_path):
+    picture, saved = tmp_path / "growth.svg", tmp_path / "axes.safetensors"
+    command = ["bench", "axes", "--size", "32", "--size", "64", "--json", "--picture", str(picture), "-o", str(saved)]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0
+    result = json.loads(done.stdout)
+    assert whole(load(saved)).to_dict() == result
+    measured = [(row["size"], row["quantity"]) for row in result["comparisons"]]
+    assert measured == [(32, "lengths"), (64, "lengths"), (32, "axes"), (64, "axes")]
+    for row in result["comparisons"]:
+        assert row["ratio"] == pytest.approx(row["dense_seconds"] / row["normscope_seconds"])
+    (first,) = result["first_call"]
+    assert first["cached_seconds"] < first["compiling_seconds"]
+    assert "<svg" in picture.read_text(encoding="utf-8")
+
+
+def test_inspect_finds_161_norms_in_a_checkpoint_of_70b_shape():
+    command = [sys.executable, "-m", "normscope", "bench", "inspect", "--json"]
+    (row,) = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["runs"]
+    assert (row["norms"], row["parameters"]) == (161, 70_553_706_496)
+    assert row["peak_megabytes"] < 1500
+
+
+def test_the_figures_of_axes_are_those_of_the_run():
+    text, run = (DOCS / "benchmarks.md").read_text(encoding="utf-8"), read("axes.json")
+    rows = {(row["quantity"], row["size"]): row for row in run["comparisons"]}
+    for size in (768, 4096, 8192):
+        cells = [str(size)]
+        for quantity in ("lengths", "axes"):
+            row = rows[quantity, size]
+            cells += [duration(row["dense_seconds"]), duration(row["normscope_seconds"]), f"{row['ratio']:.0f}×"]
+        assert f"| {' | '.join(cells)} |" in text
+    growth = {point["size"]: point for point in run["growth"]}
+    for size in (16384, 32768):
+        assert duration(growth[size]["distinct_seconds"]) in text
+    assert duration(growth[32768]["bfloat16_seconds"]) in text
+    for seconds in run["first_call"][0].values():
+        assert duration(seconds) in text
+
+
+def test_the_figures_of_inspect_are_those_of_the_run():
+    text = " ".join((DOCS / "benchmarks.md").read_text(encoding="utf-8").split())
+    (run,) = read("inspect.json")["runs"]
+    assert f"{run['parameters']:,} parameters" in text
+    assert f"{run['norms']} norms" in text
+    assert f"{run['cpu_seconds']:.1f} s of CPU time" in text
+    assert f"{run['peak_megabytes']:.0f} MB of memory" in text
+
+
+def test_the_figures_of_memorize_are_those_of_the_run():
+    text = (DOCS / "memorize.md").read_text(encoding="utf-8")
+    for task in read("memorize.json")["tasks"]:
+        certified = "all" if task["all_certified"] else "not all"
+        cells = [task["method"], task["dtype"], task["samples"], task["classes"], task["paper_bound"]]
+        cells += [f"{task['median_depth']:g}", certified, task["least_float_right"], f"{task['median_seconds']:.1f} s"]
+        assert f"| {' | '.join(map(str, cells))} |" in text
+
+
+def test_the_figures_of_vocab_are_those_of_the_run():
+    (run,) = read("vocab.json")["runs"]
+    text = " ".join((DOCS / "vocab.md").read_text(encoding="utf-8").split())
+    for figure in (
+        f"{run['tokens']:,} × {run['channels']}",
+        f"own directions take {run['own_direction_seconds']:.0f} s of CPU time",
+        f"{run['own_direction_wins']:,} tokens can be reached",
+        f"take {run['rest_seconds']:.0f} s more",
+        f"every certificate takes {run['check_seconds']:.0f} s",
+        f"{run['own_direction_megabytes']:.0f} MB with own directions, and at {run['peak_megabytes']:,.0f} MB",
+    ):
+        assert figure in text
+    assert run["check_holds"]
+    assert run["own_direction_seconds"] <= 60
