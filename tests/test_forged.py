@@ -22,8 +22,8 @@ from scipy.optimize import nnls
 import normscope as ns
 from normscope import Norm, selectable
 from normscope.capacity import memorize, shatter
-from normscope.certificates.check_networks import all_labels
 from normscope.certificates.check_keys import checked, proven
+from normscope.certificates.check_networks import all_labels
 from normscope.certificates.check_tokens import first_fault
 from normscope.certificates.hull_proofs import NEAR_TIE, PROVEN, WRONG, judged
 from normscope.certificates.network_weights import layers_of_numbers

@@ -2,8 +2,8 @@
 
 import dataclasses
 import json
-from types import SimpleNamespace
 import re
+from types import SimpleNamespace
 
 import jsonschema
 import numpy as np

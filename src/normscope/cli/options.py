@@ -155,9 +155,8 @@ def command(
     """Make a command of a function that parses and asks, and returns a result: every command ends in the same way.
 
     Adds --json, --csv and --all; -o (with `saves`) and --force; --html (with `page`); --picture (with `picture`). A
-    command that `resumes` takes the path of -o as its argument `resume`, and saves there by itself. One with an argument
-    `keep` is told in it whether the result will be saved. The exit code is 1
-    where a certificate does not hold.
+    command that `resumes` takes the path of -o as its argument `resume`, and saves there by itself. A command with an
+    argument `keep` is told in it whether the result will be saved. The exit code is 1 where a certificate does not hold.
     """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., None]:
@@ -188,7 +187,9 @@ def command(
                 raise typer.Exit(1) from None
             _finish(result, form, resumes)
 
-        parameters = [each for each in own.parameters.values() if each.name != "keep" and not (resumes and each.name == "resume")]
+        parameters = [
+            each for each in own.parameters.values() if each.name != "keep" and not (resumes and each.name == "resume")
+        ]
         keyword = inspect.Parameter.KEYWORD_ONLY
         extra = [
             inspect.Parameter(name, keyword, annotation=kind, default=default)

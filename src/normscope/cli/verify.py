@@ -12,7 +12,9 @@ from normscope.cli.options import command, progress
 def verify(
     file: Annotated[
         Path,
-        typer.Argument(help="What `keys`, `vocab`, `memorize` or `shatter` saved with -o, or a result saved in Python."),
+        typer.Argument(
+            help="What `keys`, `vocab`, `memorize` or `shatter` saved with -o, or a result saved in Python."
+        ),
     ],
     samples: Annotated[
         Path | None, typer.Argument(help="For a network of `normscope memorize`: the file that it has memorised.")
