@@ -20,6 +20,7 @@ from normscope import cli
 from normscope.data import demo_model
 from normscope.files import write_whole
 from normscope.results.result import type_named
+from saved_results import arrays_of, with_arrays
 
 
 def run(*arguments):
@@ -319,21 +320,18 @@ def test_version_and_help():
 
 
 def test_verify_checks_saved_certificates_again(tmp_path):
-    file = tmp_path / "certificates.npz"
-    normscope.save_certificates(normscope.selectable([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0], [1.0, 1.0]]), file)
+    file = tmp_path / "certificates.safetensors"
+    normscope.selectable([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0], [1.0, 1.0]]).save(file)
     done = run("verify", file, "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout)["holds"] is True
-    jsonschema.validate(json.loads(done.stdout), schema("verify"))
-    with np.load(file) as saved:
-        changed = dict(saved)
-    changed["queries"] = -changed["queries"]
-    np.savez(file, **changed)
+    jsonschema.validate(json.loads(done.stdout), type_named("verification").json_schema())
+    file.write_bytes(with_arrays(file.read_bytes(), queries=-arrays_of(file.read_bytes())["queries"]))
     assert run("verify", file).returncode == 1
     assert_refused(run("verify", tmp_path / "nowhere.npz"), "nowhere.npz: no such file")
-    assert_refused(run("verify", tmp_path), "is a folder, and must be a file")
-    file.write_bytes(b"no archive at all")
-    assert_refused(run("verify", file), "certificates.npz holds no certificates")
+    assert_refused(run("verify", tmp_path), "and is a folder")
+    file.write_bytes(b"no result at all")
+    assert_refused(run("verify", file), "must be a result that was saved by normscope")
     assert_refused(run("inspect", "--text", tmp_path / "nowhere.txt"), "nowhere.txt: no such file or directory")
 
 

@@ -233,7 +233,7 @@ def test_a_module_of_one_s_own_is_studied_on_inputs():
 
 def test_keys_of_a_live_module_and_of_a_folder_are_those_of_inputs():
     (batch,) = text_batches(demo_model(), "To be, or not to be.")
-    of_text = normscope.keys(text="To be, or not to be.")
+    of_text = normscope.keys(demo_model(), text="To be, or not to be.")
     of_inputs = normscope.keys(demo_model(), inputs=batch)
     assert of_inputs.text is None
     assert of_inputs.places == of_text.places
@@ -264,8 +264,8 @@ def test_every_line_of_a_text_is_a_sequence():
     assert len(batches) == len(apart) == 3
     assert all(torch.equal(one["input_ids"], other["input_ids"]) for one, other in zip(batches, apart, strict=True))
     assert len(text_batches(demo_model(), text)) == 1
-    found = normscope.keys(text=text, lines=True)
-    assert (found.sequences, normscope.keys(text=text).sequences) == (3, 1)
+    found = normscope.keys(demo_model(), text=text.splitlines())
+    assert (found.sequences, normscope.keys(demo_model(), text=text).sequences) == (3, 1)
     tokens = sum(batch["input_ids"].numel() for batch in apart)
     assert normscope.inspect(demo_model(), text=text.splitlines()).norms[0].landing.inputs == tokens
 

@@ -9,17 +9,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from normscope.certificates import check_keys as checking
-from normscope.certificates.check_keys import checked, first_fault, lifted, margins, residuals
-from normscope.separation import many_sets
-from normscope.separation.coordinates import whiten
-from normscope.separation.inside_sets import inside_simplices
-from normscope.separation.joining import joined, placed
-from normscope.separation.nearest_sets import have_twins
-from normscope.separation.passes import solve
+from normscope.certificates import key_margins as checking
+from normscope.certificates.check_keys import checked, first_fault
+from normscope.certificates.key_certificates import joined, placed
+from normscope.certificates.key_margins import lifted, margins, residuals
+from normscope.separation import passes
+from normscope.separation.coordinates import whiten, whiten_sets
+from normscope.separation.duplicates import have_duplicates
 from normscope.separation.selectable import selectable
-from normscope.separation.simplex_weights import inside_simplex
-from normscope.separation.whitened_sets import whiten_sets
+from normscope.separation.simplex_weights import inside_simplex, inside_simplices
 from strategies import seeds
 
 KINDS = ("ordinary", "normed", "grid", "low rank", "near twins", "twins", "near a face", "all equal", "mixed")
@@ -78,12 +76,12 @@ def batches(draw, kinds=KINDS):
 def test_every_set_gets_the_answer_it_gets_alone(batch):
     keys, bias = batch
     result = selectable(keys, bias=bias)
-    for number, problem in enumerate(lifted(result.keys, result.bias)):
-        alone = solve(problem, bias is not None)
+    for number, problem in enumerate(keys):
+        alone = selectable(problem, bias=None if bias is None else bias[number])
         assert set(np.flatnonzero(result.mask[number])) == set(alone.certificates.query_keys)
         assert set(np.flatnonzero(~result.mask[number] & ~result.open[number])) == set(alone.certificates.weight_keys)
-        assert (result.degenerate[number] == alone.degenerate).all()
-    assert result.check()
+        assert (result.near_ties[number] == alone.near_ties).all()
+    assert result.holds
 
 
 def wins_by_program(keys, i):
@@ -109,60 +107,61 @@ def test_linear_programs_agree(kind):
 @pytest.mark.parametrize("shape", [(50, 3, 3), (50, 4, 15), (50, 20, 8), (50, 60, 5), (50, 60, 15), (9, 128, 16)])
 def test_ordinary_sets_are_not_left_to_be_solved_alone(kind, shape, monkeypatch):
     calls = []
-    monkeypatch.setattr(many_sets, "solve", lambda *arguments: calls.append(arguments) or solve(*arguments))
+    solve = passes._solve_alone
+    monkeypatch.setattr(passes, "_solve_alone", lambda *arguments: calls.append(arguments) or solve(*arguments))
     result = selectable(some_keys(kind, np.random.default_rng(2), *shape))
     assert len(calls) <= 0.1 * shape[0]
-    assert result.check()
+    assert result.holds
 
 
 def test_ordinary_sets_with_a_bias_are_not_left_either(monkeypatch):
-    monkeypatch.setattr(many_sets, "solve", None)
+    monkeypatch.setattr(passes, "_solve_alone", None)
     rng = np.random.default_rng(3)
     for shape in ((20, 30, 3), (20, 5, 8)):
         result = selectable(rng.normal(size=shape), bias=rng.normal(size=shape[:2]))
-        assert result.check()
+        assert result.holds
 
 
 @pytest.mark.parametrize("shape", [(3, 300, 2), (2, 140, 70)])
 def test_large_sets_are_solved_one_by_one(shape, monkeypatch):
-    monkeypatch.setattr(many_sets, "whiten_sets", None)
+    monkeypatch.setattr(passes, "have_duplicates", None)
     result = selectable(np.random.default_rng(4).normal(size=shape))
     assert result.mask.any()
-    assert result.check()
+    assert result.holds
 
 
 def test_sets_in_blocks_get_the_same_answers(monkeypatch):
     keys = some_keys("mixed", np.random.default_rng(5), 23, 15, 3)
     whole = selectable(keys)
-    monkeypatch.setattr(many_sets, "BLOCK", 2000)
+    monkeypatch.setattr(passes, "BLOCK", 2000)
     monkeypatch.setattr(checking, "BLOCK", 500)
     blocks = selectable(keys)
-    assert blocks.check()
+    assert blocks.holds
     for name in ARRAYS:
         assert np.array_equal(getattr(blocks.certificates, name), getattr(whole.certificates, name))
-    assert (blocks.degenerate == whole.degenerate).all()
+    assert (blocks.near_ties == whole.near_ties).all()
 
 
 def test_a_batch_of_single_keys_and_one_of_twins_leave_nothing_to_solve_together():
     alone = selectable(np.arange(6.0).reshape(3, 1, 2))
     assert alone.mask.all()
-    assert alone.check()
+    assert alone.holds
     twins = selectable(np.ones((4, 3, 2)))
     assert not twins.mask.any()
-    assert twins.degenerate.all()
-    assert twins.check()
+    assert twins.near_ties.all()
+    assert twins.holds
 
 
 def test_twins_are_seen_with_either_sign_of_zero():
     sets = np.array([[[0.0, 1.0], [2.0, 1.0], [-0.0, 1.0]], [[0.0, 1.0], [2.0, 1.0], [0.0, 2.0]]])
-    assert have_twins(sets).tolist() == [True, False]
+    assert have_duplicates(sets).tolist() == [True, False]
 
 
 @given(batches(kinds=("ordinary", "normed", "grid", "low rank")))
 @settings(max_examples=60, deadline=None)
 def test_round_coordinates_are_those_of_a_set_alone(batch):
     keys, bias = batch
-    points = lifted(keys, bias)[~have_twins(keys)]
+    points = lifted(keys, bias)[~have_duplicates(keys)]
     seen = []
     for group in whiten_sets(points, bias is not None) if len(points) and keys.shape[1] > 1 else ():
         seen += group.numbers.tolist()
@@ -170,11 +169,11 @@ def test_round_coordinates_are_those_of_a_set_alone(batch):
         queries, noise = group.queries(directions), group.noise(np.arange(len(group.numbers)))
         for place, number in enumerate(group.numbers):
             alone = whiten(points[number], bias is not None)
-            assert np.allclose(group.points[place], alone.points, rtol=1e-9, atol=1e-9 * alone.longest())
+            assert np.allclose(group.points[place], alone.points, rtol=1e-9, atol=1e-9 * alone.longest)
             assert np.allclose(queries[place], alone.queries(directions[place]), rtol=1e-6, atol=0)
-            assert group.longest[place] == pytest.approx(alone.longest())
-            assert noise[place] == pytest.approx(alone.noise())
-            assert group.is_flat[place] == alone.is_flat()
+            assert group.longest[place] == pytest.approx(alone.longest)
+            assert noise[place] == pytest.approx(alone.noise(()))
+            assert group.is_flat[place] == alone.is_flat
             assert (group.ray is None) == (alone.ray is None)
             assert (group.tilt is None) == (alone.tilt is None)
     assert sorted(seen) == list(range(len(points) if keys.shape[1] > 1 else 0))
@@ -200,7 +199,7 @@ def test_weights_and_depths_are_those_of_a_set_alone(biased):
 def test_parts_are_joined_in_the_order_of_the_keys(seed):
     rng = np.random.default_rng(seed)
     keys = some_keys("grid", rng, 6, 8, 2)
-    sets = placed({number: solve(problem, False).certificates for number, problem in enumerate(keys)}, (6, 8))
+    sets = placed({number: selectable(problem).certificates for number, problem in enumerate(keys)}, (6, 8))
     whole = joined(sets, (6, 8), 2)
     order, cut = rng.permutation(6), rng.integers(0, 7)
     parts = [joined([sets[number] for number in some], (6, 8), 2) for some in (order[:cut], order[cut:])]
@@ -301,7 +300,7 @@ def test_one_wrong_certificate_among_many_is_found_and_named(seed, what, grid):
     else:
         wrong[place] += 1e-6
     altered = replace(c, **{what: wrong})
-    fault = first_fault(checked(result.keys, None, altered), result.mask, result.degenerate, altered)
+    fault = first_fault(checked(result.keys, None, altered), result.near_ties, altered)
     assert fault is not None
     assert f"of key {keys[number] // 12}, {keys[number] % 12} " in fault
 

@@ -29,7 +29,7 @@ def assert_ours_is_right(keys, truth, bias=None):
     result = selectable(keys, bias=bias)
     assert result.mask.tolist() == truth
     assert not result.open.any()
-    assert result.check()
+    assert result.holds
 
 
 @given(seed=seeds, channels=st.integers(2, 6), count=st.integers(8, 30), biased=st.booleans())
@@ -92,7 +92,7 @@ def test_an_ordinary_bias_is_enough_for_that():
     keys, bias = rng.normal(size=(24, 2)), rng.normal(size=24)
     result = selectable(keys, bias=bias)
     assert result.mask.tolist() == [preference(keys, key, bias) > PREFERS for key in range(24)]
-    assert result.check()
+    assert result.holds
     missed = np.flatnonzero(result.mask & ~np.array(verdicts(keys, bias)))
     assert missed.tolist() == [7]
     assert np.abs(result.certificates[7].query).max() > 100

@@ -69,7 +69,7 @@ def test_agrees_with_exact_arithmetic_on_keys_full_of_ties(seed, count, channels
     result = selectable(keys)
     assert (result.mask == exact_selectable(keys)).all()
     assert not result.open.any()
-    assert result.check()
+    assert result.holds
 
 
 @given(seed=seeds, count=st.integers(2, 6), channels=st.integers(1, 2), grid=st.sampled_from([1, 2, 1000]))
@@ -81,7 +81,7 @@ def test_agrees_with_exact_arithmetic_with_a_bias(seed, count, channels, grid):
     result = selectable(keys, bias=bias)
     assert (result.mask == exact_selectable(keys, bias)).all()
     assert not result.open.any()
-    assert result.check()
+    assert result.holds
 
 
 @given(seed=seeds, exponent=st.integers(-16, -6), count=st.integers(3, 6))
@@ -94,7 +94,7 @@ def test_near_ties_are_settled_as_exact_arithmetic_does(seed, exponent, count):
     keys = np.vstack([keys, near_an_edge, near_a_key])
     result = selectable(keys)
     assert (result.mask | result.open == exact_selectable(keys) | result.open).all()
-    assert result.check()
+    assert result.holds
 
 
 @given(seed=seeds, exponent=st.integers(-18, 0), biased=st.booleans())
@@ -105,8 +105,8 @@ def test_nearly_flat_keys_get_the_exact_answer_or_are_called_degenerate(seed, ex
     bias = rng.normal(size=6) if biased else None
     result, exact = selectable(keys, bias=bias), exact_selectable(keys, bias)
     assert (exact | ~result.mask).all()
-    assert ((result.mask == exact) | result.degenerate).all()
-    assert result.check()
+    assert ((result.mask == exact) | result.near_ties).all()
+    assert result.holds
 
 
 def test_two_thousand_keys_of_the_plane_agree_with_their_hull():
@@ -115,7 +115,7 @@ def test_two_thousand_keys_of_the_plane_agree_with_their_hull():
         keys = rng.normal(size=(count, 2)).astype(np.float32)
         result = selectable(keys)
         assert set(np.flatnonzero(result.mask)) == hull_corners(keys)
-        assert result.check()
+        assert result.holds
 
 
 @given(seed=seeds, channels=st.integers(2, 20), scale=st.sampled_from([1e-30, 1e-6, 1.0, 1e30]), biased=st.booleans())
@@ -132,7 +132,7 @@ def test_planted_keys_inside_lose_and_planted_corners_win(seed, channels, scale,
     result = selectable(keys, bias=bias)
     assert result.mask[: len(corners)].all()
     assert not result.mask[len(corners) :].any()
-    assert result.check()
+    assert result.holds
 
 
 @given(seed=seeds, channels=st.integers(2, 12))
@@ -144,7 +144,7 @@ def test_planted_points_of_a_face_lose(seed, channels):
     result = selectable(np.vstack([corners, middles]))
     assert not result.mask[len(corners) :].any()
     assert not result.open.any()
-    assert result.check()
+    assert result.holds
 
 
 @given(seed=seeds, channels=st.integers(2, 16), count=st.integers(2, 60))
@@ -154,7 +154,7 @@ def test_distinct_keys_of_equal_norm_all_win(seed, channels, count):
     signs = np.unique(rng.choice([-1.0, 1.0], (count, channels)), axis=0)
     result = selectable(signs * np.arange(1, channels + 1) + 7.0)
     assert result.mask.all()
-    assert result.check()
+    assert result.holds
 
 
 @given(seed=seeds)
@@ -164,7 +164,7 @@ def test_the_answer_is_the_same_after_an_invertible_affine_map(seed):
     keys = rng.normal(size=(60, 4))
     mapped = keys @ (rng.normal(size=(4, 4)) * 10.0 ** rng.uniform(-3, 3, 4)) + 100 * rng.normal(size=4)
     assert (selectable(keys).mask == selectable(mapped).mask).all()
-    assert selectable(mapped).check()
+    assert selectable(mapped).holds
 
 
 def test_every_certificate_is_what_it_says():
@@ -191,26 +191,26 @@ def test_twins_lose_both_with_the_other_as_certificate():
     keys = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, -0.0], [-1.0, -1.0]])
     result = selectable(keys)
     assert result.mask.tolist() == [False, True, False, True]
-    assert result.degenerate.tolist() == [True, False, True, False]
+    assert result.near_ties.tolist() == [True, False, True, False]
     assert result.certificates[0].indices.tolist() == [2]
     assert result.certificates[2].indices.tolist() == [0]
     assert result.certificates[0].weights.tolist() == [1.0]
-    assert result.check()
+    assert result.holds
 
 
 def test_of_twins_with_a_bias_the_higher_one_wins():
     result = selectable([[1.0], [1.0], [0.0]], bias=[2.0, 3.0, 0.0])
     assert result.mask.tolist() == [False, True, True]
     assert result.certificates[0].indices.tolist() == [1]
-    assert result.check()
+    assert result.holds
 
 
 def test_keys_scaled_by_a_millionth_keep_their_answer():
     keys = np.random.default_rng(3).normal(size=(200, 6))
     result = selectable(1e-6 * keys)
     assert (result.mask == selectable(keys).mask).all()
-    assert not result.degenerate.any()
-    assert result.check()
+    assert not result.near_ties.any()
+    assert result.holds
 
 
 def test_a_certifying_query_may_be_as_large_as_it_must():
@@ -218,7 +218,7 @@ def test_a_certifying_query_may_be_as_large_as_it_must():
     result = selectable([[0.0], [1.0], [-1.0]], bias=[0.0, -1000.0, 0.0])
     assert result.mask.all()
     assert result.certificates[1].query[0] > 1000
-    assert result.check()
+    assert result.holds
 
 
 def test_a_bias_that_is_affine_in_the_keys_changes_nothing():
@@ -227,7 +227,7 @@ def test_a_bias_that_is_affine_in_the_keys_changes_nothing():
     for bias in (np.full(100, 7.0), keys @ [1.0, -2.0, 3.0] + 4):
         result = selectable(keys, bias=bias)
         assert (result.mask == plain.mask).all()
-        assert result.check()
+        assert result.holds
 
 
 def test_a_key_alone_wins_with_any_query():
@@ -235,20 +235,20 @@ def test_a_key_alone_wins_with_any_query():
         result = selectable([[1.0, 2.0]], bias=bias)
         assert result.mask.tolist() == [True]
         assert result.certificates[0].margin == np.inf
-        assert result.check()
+        assert result.holds
 
 
 def test_keys_that_all_coincide_all_lose():
     result = selectable(np.ones((5, 3)))
     assert not result.mask.any()
-    assert result.degenerate.all()
-    assert result.check()
+    assert result.near_ties.all()
+    assert result.holds
 
 
 def test_fewer_keys_than_channels_in_general_position_all_win():
     result = selectable(np.random.default_rng(5).normal(size=(8, 30)))
     assert result.mask.all()
-    assert result.check()
+    assert result.holds
 
 
 def test_keys_of_low_rank_are_judged_in_their_span():
@@ -258,7 +258,7 @@ def test_keys_of_low_rank_are_judged_in_their_span():
     result = selectable(flat @ rng.integers(-5, 6, (2, 7)).astype(float))
     assert set(np.flatnonzero(result.mask)) == hull_corners(flat)
     assert not result.open.any()
-    assert result.check()
+    assert result.holds
 
 
 def test_one_key_far_out_does_not_hide_the_others():
@@ -266,7 +266,7 @@ def test_one_key_far_out_does_not_hide_the_others():
     keys = np.vstack([rng.integers(-9, 10, (12, 2)).astype(float), [[1e30, 0.0]]])
     result = selectable(keys)
     assert ((result.mask == exact_selectable(keys)) | result.open).all()
-    assert result.check()
+    assert result.holds
 
 
 def test_channels_of_very_different_size_are_all_seen():
@@ -274,7 +274,7 @@ def test_channels_of_very_different_size_are_all_seen():
     keys = rng.normal(size=(60, 4))
     result = selectable(keys * np.array([1e-30, 1.0, 1e30, 1e-5]))
     assert (result.mask == selectable(keys).mask).all()
-    assert result.check()
+    assert result.holds
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -284,7 +284,7 @@ def test_half_precision_keys_are_taken_as_the_numbers_they_are(dtype):
     exact = keys.double().numpy()
     distinct = [i for i in range(50) if (exact == exact[i]).all(axis=1).sum() == 1]
     assert [i for i in distinct if result.mask[i]] == [i for i in distinct if i in hull_corners(exact)]
-    assert result.check()
+    assert result.holds
 
 
 def test_a_batch_is_answered_set_by_set():
@@ -292,7 +292,7 @@ def test_a_batch_is_answered_set_by_set():
     bias = np.random.default_rng(11).normal(size=(2, 3, 20))
     result = selectable(keys, bias=bias)
     assert result.mask.shape == (2, 3, 20)
-    assert result.check()
+    assert result.holds
     for a, b in np.ndindex(2, 3):
         alone = selectable(keys[a, b], bias=bias[a, b])
         assert (result.mask[a, b] == alone.mask).all()
@@ -302,11 +302,12 @@ def test_a_batch_is_answered_set_by_set():
 
 def test_the_summary_counts_every_key_once():
     result = selectable([[0, 0], [4, 0], [0, 4], [1, 1], [4, 0]])
-    assert repr(result) == "Selectable(5 keys of 2 channels: 2 selectable, 3 not, 2 degenerate)"
+    assert repr(result) == "Selection(5 keys of 2 channels: 2 selectable, 3 never selected, 2 near ties)"
     summary = result.to_dict()
-    assert summary["selectable"] + summary["unselectable"] + summary["open"] == summary["keys"] == 5
+    (counts,) = summary["counts"]
+    assert counts["selectable"] + counts["never_selected"] + counts["open"] == counts["keys"] == 5
     assert summary["shape"] == [5, 2]
-    assert summary["least_margin"] > 0
+    assert counts["least_margin"] > 0
 
 
 @pytest.mark.parametrize(
@@ -341,5 +342,5 @@ def test_keys_that_are_flat_up_to_noise_win_with_room_to_spare():
     )
     result = selectable(keys)
     assert result.mask.all()
-    assert not result.degenerate.any()
-    assert result.check()
+    assert not result.near_ties.any()
+    assert result.holds

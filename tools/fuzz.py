@@ -196,27 +196,28 @@ def keys_and_answers() -> Iterator[Any]:
 
 
 def prepare_certificates(folder: Path) -> list[Path]:
-    from normscope.separation.storage import save_certificates
-
-    paths = [folder / f"{number}.npz" for number in range(3)]
+    paths = [folder / f"{number}.safetensors" for number in range(3)]
     for path, answer in zip(paths, keys_and_answers(), strict=True):
-        save_certificates(answer, path)
+        answer.save(path)
     return paths
 
 
-def prepare_archive(folder: Path) -> list[Path]:
-    from normscope.separation.archive import save_archive
+def prepare_keys(folder: Path) -> list[Path]:
+    import torch
 
-    save_archive({f"h.{number}": answer for number, answer in enumerate(keys_and_answers())}, folder / "keys.zip")
-    return [folder / "keys.zip"]
+    import normscope
+
+    words = {"input_ids": torch.arange(3, 9)[None]}
+    normscope.keys(tiny_gpt(), inputs=words).save(folder / "keys.safetensors")
+    return [folder / "keys.safetensors"]
 
 
 def verified(path: Path) -> str:
     """What `normscope verify` says."""
-    from normscope.cli.verify import _verified
+    from normscope.verify_file import verify
 
     samples = path.parent / "samples.csv"
-    return _verified(path, samples if samples.exists() else None, None)[1]
+    return verify(path, against=samples if samples.exists() else None).reason
 
 
 def prepare_vocab(folder: Path) -> list[Path]:
@@ -443,8 +444,8 @@ READERS = {
     "index": Reader("the index of a checkpoint in shards", prepare_index, read_folder, 80),
     "config": Reader("config.json of a folder", prepare_config, read_folder, 8),
     "tokenizer": Reader("tokenizer files of a folder", prepare_tokenizer, read_tokenizer, 6),
-    "certificates": Reader("certificates of keys, .npz", prepare_certificates, verified, 60),
-    "archive": Reader("certificates of many sets of keys, .zip", prepare_archive, verified, 30),
+    "certificates": Reader("certificates of keys, .safetensors", prepare_certificates, verified, 60),
+    "keys": Reader("keys of a model, .safetensors", prepare_keys, verified, 30),
     "vocab": Reader("a result of `vocab`, .safetensors", prepare_vocab, read_vocab, 30),
     "shatter": Reader("a result of `shatter`, .safetensors", prepare_shatter, verified, 16),
     "network": Reader("a result of `memorize`, .safetensors", prepare_network, verified, 150),

@@ -1,29 +1,159 @@
-"""Are these certificates right? From the keys and the certificates alone.
+"""Do certificates prove what a result says of its keys? From the result alone, with nothing that searches.
 
-A margin counts if it is above what rounding can do. With the keys centred at any point c, k' = fl(k − c), and scores
-s = q·k' in double precision (unit roundoff u = 2⁻⁵³), in whatever order the d products are added,
-
-    |(sᵢ − sⱼ) − q·(kᵢ − kⱼ)|  ≤  2(d + 4)·u·Σₖ |qₖ|·maxⱼ|k'ⱼₖ|
-
-A margin that is not above it is computed again without rounding. A bias is one more channel, of weight 1 in the query.
-So a query that counts is a proof. Weights are judged in `hull_proofs`: wrong, a proof, or a near tie.
-
-Nothing of the solver is imported here. The solver imports `margins` and `residuals`, to drop what would not count.
+A key that is called selectable must have a query that prefers it to all others, beyond rounding; one that is never
+selected, weights that reproduce it; a near tie, or a key without either, must be marked as such. A key may be marked
+that is none: the mark claims nothing. Margins, residuals and counts must be what follows.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from fractions import Fraction
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from normscope.certificates.hull_proofs import NEAR_TIE, UNIT, WRONG, Verdicts, judged, tolerance
-from normscope.certificates.key_certificates import Certificates, Ints
-from normscope.checks import Floats
+from normscope.certificates.check_reachable_keys import advantages_of_sets, reach_margins_of_sets
+from normscope.certificates.hull_proofs import NEAR_TIE, WRONG
+from normscope.certificates.key_certificates import Bools, Certificates, Ints, equal_keys
+from normscope.certificates.key_margins import judged_sets, lifted, margins, residuals
+from normscope.checks import Floats, as_floats
+from normscope.progress import Progress, silent
 
-BLOCK = 2**16  # scores at a time
-ENTRIES = 2**21  # terms of weighted sums at a time
+
+class Proven(NamedTuple):
+    """How many keys are shown to be what."""
+
+    selectable: int
+    never_selected: int
+    near_ties: int
+    open: int
+
+    def in_words(self, by: str = "") -> str:
+        """
+        >>> Proven(3, 1, 2, 0).in_words()
+        '3 keys shown selectable, 1 never selected, 2 near ties (means of others up to rounding)'
+        """
+        words = f"{self.selectable:,} keys shown selectable{by}, {self.never_selected:,} never selected"
+        words += f", {self.near_ties:,} near ties (means of others up to rounding)" if self.near_ties else ""
+        return words + (f", {self.open:,} left open" if self.open else "")
+
+
+def check(result: Any, progress: Progress = silent, against: Any = None) -> tuple[bool, str]:
+    """Whether a `Selection` proves what it says, of these keys if they are given; and what that is, or what is wrong.
+
+    Parameters
+    ----------
+    result
+        A `normscope.results.Selection`, as it was made or loaded.
+    progress
+        See `normscope.progress`; one step.
+    against
+        Keys that the result must be about.
+
+    Returns
+    -------
+    tuple[bool, str]
+        Whether it holds, and the reason in one sentence.
+
+    >>> from normscope.separation.selectable import selectable
+    >>> check(selectable([[0.0], [1.0], [3.0]]))
+    (True, '2 keys shown selectable, 1 never selected')
+    """
+    if against is not None and not np.array_equal(as_floats(against, "keys"), result.keys):
+        return False, "the certificates are for other keys than these"
+    found = next(iter(progress((checked(result.keys, result.bias, result.certificates),), "sets of keys")))
+    fault = first_fault(found, result.near_ties, result.certificates)
+    if fault is not None:
+        return False, fault
+    by = "" if result.certificates.reach is None else " by reachable queries"
+    return True, proven(found, result.certificates).in_words(by)
+
+
+def check_places(result: Any, progress: Progress = silent) -> tuple[bool, str]:
+    """Whether the certificates of a `KeySelection` prove what it says, of every place; and what, or what is wrong.
+
+    Parameters
+    ----------
+    result
+        A `normscope.results.KeySelection`, as it was made or loaded.
+    progress
+        See `normscope.progress`; one step for each set of keys.
+
+    Returns
+    -------
+    tuple[bool, str]
+        Whether it holds, and the reason in one sentence.
+    """
+    if not result.holds:
+        return False, "the result itself says that a certificate did not hold"
+    totals, counts = Proven(0, 0, 0, 0), [_Counts() for _ in result.places]
+    for each in progress(result.sets, "sets of keys"):
+        name = _name(result, each)
+        fault = next(_set_faults(result, each), None)
+        if fault is not None:
+            return False, f"{name}: {fault}"
+        earlier = result.rivals == "causal"
+        found = checked(each.keys, each.bias, each.certificates, earlier=earlier)
+        fault = first_fault(found, each.near_ties, each.certificates)
+        if fault is not None:
+            return False, f"{name}: {fault}"
+        totals = Proven(*map(sum, zip(totals, proven(found, each.certificates), strict=True)))
+        for place in each.places:
+            counts[place].add(each, earlier)
+    for place, counted in zip(result.places, counts, strict=True):
+        for field in fields(counted):
+            if getattr(place, field.name) != getattr(counted, field.name):
+                where = place.layer if place.head is None else f"{place.layer}, head {place.head}"
+                return False, f"{where}: {field.name} is not what follows from the certificates"
+    by = " by reachable queries" if result.queries == "reachable" else ""
+    return True, f"{len(result.sets):,} sets of keys: {totals.in_words(by)}"
+
+
+@dataclass
+class _Counts:
+    """What a place says of its keys, from its certificates."""
+
+    keys: int = 0
+    never_selected: int = 0
+    duplicates: int = 0
+    near_ties: int = 0
+    open: int = 0
+    positions: tuple[tuple[int, int], ...] = ()  # of the keys that are never selected: sequence, position
+
+    def add(self, each: Any, earlier: bool) -> None:
+        never = never_selected(each.certificates)
+        self.keys += len(each.keys)
+        self.never_selected += int(never.sum())
+        self.duplicates += int((never & equal_keys(each.keys, earlier)).sum())
+        self.near_ties += int(each.near_ties.sum())
+        self.open += len(each.keys) - len(each.query_keys) - len(each.weight_keys)
+        self.positions += tuple((each.sequence, position) for position in each.positions[never].tolist())
+
+
+def never_selected(certificates: Certificates) -> Bools:
+    """Which keys of one set have weights."""
+    found = np.zeros(certificates.shape, bool)
+    found[certificates.weight_keys] = True
+    return found
+
+
+def _name(result: Any, each: Any) -> str:
+    place = result.places[each.places[0]] if each.places and each.places[0] in range(len(result.places)) else None
+    where = "a set of keys" if place is None else place.layer
+    head = "" if place is None or place.head is None else f", head {place.head}"
+    return f"{where}{head}, sequence {each.sequence}"
+
+
+def _set_faults(result: Any, each: Any) -> Iterator[str]:
+    if not each.places or not all(place in range(len(result.places)) for place in each.places):
+        yield "it must be of one or more of the places"
+    if each.sequence not in range(result.sequences):
+        yield f"it must be one of {result.sequences} sequences"
+    if (np.diff(each.positions) <= 0).any() or each.positions[0] < 0:
+        yield "positions of keys must be in ascending order"
+    if result.max_keys is not None and len(each.keys) > result.max_keys:
+        yield f"it must have at most {result.max_keys} keys, got {len(each.keys)}"
+    if (each.certificates.reach is not None) != (result.queries == "reachable"):
+        yield f"its certificates must be for {result.queries} queries"
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,54 +161,55 @@ class Checked:
     """What is found out about certificates, to be held against what is said of them."""
 
     fault: str | None  # the first thing that is wrong; the rest is about certificates that are right
-    near_ties: NDArray[np.bool_]  # of the weights, those that rounding decides
+    near_ties: Bools  # of the weights, those that rounding decides
     margins: tuple[Floats, Floats]  # of the queries, and how far they may be off
     residuals: tuple[Floats, Floats]  # of the weights, and how far they may be off
 
 
-def checked(keys: Floats, bias: Floats | None, certificates: Certificates) -> Checked:
-    """Whether every certificate for keys (..., n, d) is right."""
+def checked(keys: Floats, bias: Floats | None, certificates: Certificates, *, earlier: bool = False) -> Checked:
+    """Whether every certificate for keys (..., n, d) is right; with `earlier`, against the keys before each."""
     c = certificates
-    fault = next(shape_faults(keys, c), None)
-    if fault is not None:
-        return nothing_but(fault)
-    points = lifted(keys, bias)
-    queries = c.queries if bias is None else np.column_stack([c.queries, np.ones(len(c.queries))])
-    shown = margins(points, c.query_keys, queries)
-    reproduced = residuals(points, bias is not None, c.weight_keys, c.starts, c.indices, c.weights)
-    proofs = judged_sets(points, bias is not None, c.weight_keys, c.starts, c.indices, c.weights)
-    fault = first_wrong(
-        keys.shape[:-1],
-        ("the query of key {} does not prefer it to all others", c.query_keys, shown.proven),
-        ("the weights of key {} do not reproduce it", c.weight_keys, proofs != WRONG),
-    )
-    return Checked(
-        fault, proofs == NEAR_TIE, (shown.least, 2 * shown.rounding), (reproduced.length, reproduced.rounding)
-    )
+    if c.reach is not None:
+        shown, found, off, proofs = _checked_reach(keys, bias, c)
+        query = "the query of key {} is not reachable, or does not prefer it to all others"
+        weights = "the weights of key {} do not rule out all reachable queries"
+    else:
+        points = lifted(keys, bias)
+        queries = c.queries if bias is None else np.column_stack([c.queries, np.ones(len(c.queries))])
+        by_query = margins(points, c.query_keys, queries, earlier=earlier)
+        shown = (by_query.proven, by_query.least, 2 * by_query.rounding)
+        weighted = (points, bias is not None, c.weight_keys, c.starts, c.indices, c.weights)
+        reproduced, proofs = residuals(*weighted), judged_sets(*weighted)
+        found, off = reproduced.length, reproduced.rounding
+        query = "the query of key {} does not prefer it to all others"
+        weights = "the weights of key {} do not reproduce it"
+    right = proofs != WRONG
+    if earlier:
+        owner = np.repeat(c.weight_keys % keys.shape[-2], np.diff(c.starts))
+        right = right & np.logical_and.reduceat(c.indices < owner, c.starts[:-1]) if len(right) else right
+    fault = _first_wrong(keys.shape[:-1], (query, c.query_keys, shown[0]), (weights, c.weight_keys, right))
+    return Checked(fault, proofs == NEAR_TIE, shown[1:], (found, off))
 
 
-def nothing_but(fault: str) -> Checked:
-    nothing = np.zeros(0)
-    return Checked(fault, np.zeros(0, bool), (nothing, nothing), (nothing, nothing))
+def _checked_reach(keys: Floats, bias: Floats | None, c: Certificates) -> Any:
+    shown = reach_margins_of_sets(keys, bias, c)
+    held, proofs = advantages_of_sets(keys, bias, c)
+    return (shown.proven, shown.least, 2 * shown.rounding), held.largest, 2 * held.rounding, proofs
 
 
-def first_fault(
-    found: Checked, mask: NDArray[np.bool_], degenerate: NDArray[np.bool_], certificates: Certificates
-) -> str | None:
+def first_fault(found: Checked, near_ties: Bools, certificates: Certificates) -> str | None:
     """The first thing that is wrong with verdicts whose certificates were checked; None if each one has its proof."""
     if found.fault is not None:
         return found.fault
-    c = certificates
-    if not (mask.shape == degenerate.shape == c.shape):
-        return f"mask and degenerate must have shape {c.shape}, as the keys have"
-    wins, unsure = np.zeros(mask.size, bool), np.ones(mask.size, bool)
-    wins[c.query_keys], unsure[c.query_keys], unsure[c.weight_keys] = True, False, found.near_ties
-    everything = np.arange(mask.size)
-    return first_wrong(
-        mask.shape,
-        ("key {} is called selectable without a query", everything, ~mask.ravel() | wins),
-        ("key {} is called unselectable although it has a query", everything, mask.ravel() | ~wins),
-        ("key {} is open or a near tie, and is not marked degenerate", everything, degenerate.ravel() | ~unsure),
+    c, unsure = certificates, np.ones(near_ties.size, bool)
+    unsure[c.query_keys], unsure[c.weight_keys] = False, found.near_ties
+    return _first_wrong(
+        near_ties.shape,
+        (
+            "key {} is open or a near tie, and is not marked as such",
+            np.arange(unsure.size),
+            near_ties.ravel() | ~unsure,
+        ),
         ("the query of key {} prefers it by another margin than it says", c.query_keys, _is(c.margins, found.margins)),
         (
             "the weights of key {} leave another residual than they say",
@@ -88,264 +219,21 @@ def first_fault(
     )
 
 
-def _is(said: Floats, found: tuple[Floats, Floats]) -> NDArray[np.bool_]:
+def proven(found: Checked, certificates: Certificates) -> Proven:
+    """What certificates that are right prove."""
+    near, wins, loses = int(found.near_ties.sum()), len(certificates.query_keys), len(certificates.weight_keys)
+    return Proven(wins, loses - near, near, int(np.prod(certificates.shape)) - wins - loses)
+
+
+def _is(said: Floats, found: tuple[Floats, Floats]) -> Bools:
     with np.errstate(invalid="ignore"):  # one key alone wins by an endless margin
         return np.asarray((said == found[0]) | (np.abs(said - found[0]) <= found[1]))
 
 
-def first_wrong(shape: tuple[int, ...], *facts: tuple[str, Ints, NDArray[np.bool_]]) -> str | None:
+def _first_wrong(shape: tuple[int, ...], *facts: tuple[str, Ints, Bools]) -> str | None:
     """The first fact, of numbered keys in a batch of that shape, that is not so."""
     for what, numbers, right in facts:
         if not right.all():
             place = np.unravel_index(int(numbers[~right][0]), shape)
             return what.format(", ".join(str(entry) for entry in place))
     return None
-
-
-def lifted(keys: Floats, bias: Floats | None) -> Floats:
-    """Keys (..., n, d) with their bias, if any, as channel d."""
-    return keys if bias is None else np.concatenate([keys, bias[..., None]], axis=-1)
-
-
-@dataclass(frozen=True, eq=False)
-class Margins:
-    least: Floats  # by how much each query prefers its key at least
-    proven: NDArray[np.bool_]  # whether that is above 0 beyond doubt
-    rounding: Floats  # how far least may be off
-    gap: Floats  # least over the size of the scores, Σₖ |qₖ|·maxⱼ|k'ⱼₖ|
-
-
-def margins(keys: Floats, rows: Ints, queries: Floats) -> Margins:
-    """How each query scores its key against all others of its set.
-
-    Keys are (n, D), or (..., n, D) for many sets; rows number them through all sets, one set after the other.
-
-    >>> found = margins(np.array([[0.0], [1.0], [3.0]]), np.array([2, 1]), np.array([[1.0], [1.0]]))
-    >>> found.least, found.proven
-    (array([ 2., -2.]), array([ True, False]))
-    """
-    sets = keys.reshape(-1, *keys.shape[-2:])
-    found = [
-        _margins_together(sets[some], rows[part] - first, queries[part]) for some, part, first in _groups(sets, rows)
-    ]
-    return Margins(
-        np.concatenate([each.least for each in found]),
-        np.concatenate([each.proven for each in found]),
-        np.concatenate([each.rounding for each in found]),
-        np.concatenate([each.gap for each in found]),
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class Residuals:
-    length: Floats  # |Σλk − kᵢ|
-    right: NDArray[np.bool_]  # whether it is rounding in every channel, with room to spare, and the weights are convex
-    rounding: Floats  # how far length may be off
-
-
-def residuals(keys: Floats, biased: bool, rows: Ints, starts: Ints, indices: Ints, weights: Floats) -> Residuals:
-    """How well weights reproduce keys[rows]; those of row a are entries starts[a] to starts[a + 1].
-
-    Keys are (n, D), or (..., n, D) for many sets; rows number them through all sets, one set after the other, and
-    indices inside the set of their row.
-
-    >>> line = np.array([[0.0], [1.0], [4.0]])
-    >>> found = residuals(line, False, np.array([1]), np.array([0, 2]), np.array([0, 2]), np.array([0.75, 0.25]))
-    >>> found.length, found.right
-    (array([0.]), array([ True]))
-    """
-    sets = keys.reshape(-1, *keys.shape[-2:])
-    found = []
-    for some, part, first in _groups(sets, rows):
-        begin = starts[part.start : part.stop + 1]
-        entries = slice(begin[0], begin[-1])
-        found.append(
-            _residuals_together(
-                sets[some], biased, rows[part] - first, begin - begin[0], indices[entries], weights[entries]
-            )
-        )
-    return Residuals(
-        np.concatenate([each.length for each in found]),
-        np.concatenate([each.right for each in found]),
-        np.concatenate([each.rounding for each in found]),
-    )
-
-
-def judged_sets(keys: Floats, biased: bool, rows: Ints, starts: Ints, indices: Ints, weights: Floats) -> Verdicts:
-    """What the weights of each row prove, with arguments as above: WRONG, NEAR_TIE or PROVEN."""
-    points, count = keys.reshape(-1, keys.shape[-1]), keys.shape[-2]
-    lengths, verdicts = np.diff(starts), np.zeros(len(rows), np.int8)
-    for length in np.unique(lengths):
-        some = np.flatnonzero(lengths == length)
-        step = max(1, BLOCK // int(length * points.shape[1]))
-        for part in (some[start : start + step] for start in range(0, len(some), step)):
-            entries = starts[part, None] + np.arange(length)
-            own, named = rows[part], (rows[part] // count * count)[:, None] + indices[entries]
-            found = judged(points[own], points[named], weights[entries], biased)
-            verdicts[part] = np.where((named == own[:, None]).any(axis=1), WRONG, found)
-    return verdicts
-
-
-def _groups(sets: Floats, rows: Ints) -> Iterator[tuple[slice, slice, int]]:
-    """Sets that have BLOCK scores at most between them, or one that has more; their rows, and the number of their
-    first key."""
-    count, channels = sets.shape[1:]
-    together = max(1, BLOCK // (count * max(count, channels)))
-    for start in range(0, len(sets), together):
-        stop = start + together
-        part = np.searchsorted(rows, [start * count, stop * count])
-        yield slice(start, stop), slice(int(part[0]), int(part[1])), start * count
-
-
-def _margins_together(sets: Floats, rows: Ints, queries: Floats) -> Margins:
-    finite = np.asarray(np.isfinite(queries).all(axis=1))
-    count, channels = sets.shape[1:]
-    if count == 1:
-        endless = np.full(len(rows), np.inf)
-        return Margins(endless, finite, np.zeros(len(rows)), endless)
-    centred, widest, exponents = _centred(sets)
-    owner, own_row = np.divmod(rows, count)
-    scaled, shift = _scaled_queries(np.where(finite[:, None], queries, 0.0), exponents[owner], widest[owner] > 0)
-    size = np.einsum("ak,ak->a", np.abs(scaled), widest[owner])
-    bounds = 2 * (channels + 4) * UNIT * size
-    least, proven = np.empty(len(rows)), np.zeros(len(rows), bool)
-    step = max(1, BLOCK // count)
-    for start in range(0, len(rows), step):
-        part = slice(start, start + step)
-        place, scores = _scores(centred, owner[part], scaled[part])
-        itself = (*place, own_row[part])
-        own = scores[itself]
-        scores[itself] = -np.inf
-        least[part] = own - scores.max(axis=2)[place]
-        proven[part] = least[part] > bounds[part]
-        for a in start + np.flatnonzero((np.abs(least[part]) <= bounds[part]) & finite[part]):
-            near = np.flatnonzero(own[a - start] - scores[place[0][a - start], place[1][a - start]] <= 2 * bounds[a])
-            exact = _exact_margin(sets[owner[a]], int(own_row[a]), near, queries[a])
-            least[a] = float(exact * Fraction(2) ** -int(shift[a]))
-            proven[a] = exact > 0
-    with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
-        return Margins(np.ldexp(least, shift), proven, np.ldexp(bounds, shift), least / size)
-
-
-def _scores(centred: Floats, owner: Ints, queries: Floats) -> tuple[tuple[Ints, Ints], Floats]:
-    """Scores (m, p, n) of p queries or less for each set (m, n, D), and where those of queries (a, D) are in them.
-
-    Queries come one set after the other; places that none fills are of no account.
-    """
-    if len(centred) == 1:
-        return (owner, np.arange(len(owner))), (queries @ centred[0].T)[None]
-    among_its_own = np.arange(len(owner)) - np.searchsorted(owner, owner)
-    table = np.zeros((len(centred), among_its_own.max() + 1, queries.shape[1]))
-    table[owner, among_its_own] = queries
-    return (owner, among_its_own), table @ centred.transpose(0, 2, 1)
-
-
-def _residuals_together(
-    sets: Floats, biased: bool, rows: Ints, starts: Ints, indices: Ints, weights: Floats
-) -> Residuals:
-    if not len(rows):
-        return Residuals(np.zeros(0), np.zeros(0, bool), np.zeros(0))
-    count, channels = sets.shape[1:]
-    exponents = 1 + _exponents(sets.transpose(1, 0, 2).reshape(count, -1)).reshape(-1, channels)
-    keys = np.ldexp(sets, -exponents[:, None])
-    share = tolerance(channels)
-    owner, own_row = np.divmod(rows, count)
-    lengths = np.diff(starts)
-    length, rounding, right = np.empty(len(rows)), np.empty(len(rows)), np.empty(len(rows), bool)
-    step = max(1, ENTRIES // int(lengths.max() * channels))
-    for start in range(0, len(rows), step):
-        part = slice(start, min(len(rows), start + step))
-        entries = slice(starts[start], starts[part.stop])
-        begin, whose, powers = (
-            starts[part] - starts[start],
-            np.repeat(owner[part], lengths[part]),
-            exponents[owner[part]],
-        )
-        own, shares = np.repeat(own_row[part], lengths[part]), weights[entries]
-        terms = shares[:, None] * (keys[whose, indices[entries]] - keys[whose, own])
-        missing, size = np.add.reduceat(terms, begin), np.add.reduceat(np.abs(terms), begin)
-        if biased:
-            missing[:, -1] = np.minimum(missing[:, -1], 0.0)
-        right[part] = (np.abs(missing) <= share / 2 * size).all(axis=1)
-        right[part] &= np.abs(np.add.reduceat(shares, begin) - 1) <= share / 2
-        right[part] &= ~np.logical_or.reduceat((shares <= 0) | (indices[entries] == own), begin)
-        length[part], rounding[part] = _lengths(missing, powers), share * _lengths(size, powers)
-    return Residuals(length, right, rounding)
-
-
-def _centred(sets: Floats) -> tuple[Floats, Floats, Ints]:
-    """Sets (m, n, D) minus their means, every channel scaled into [−1, 1] by a power of two; and per set and channel
-    the largest entry (m, D) and that power (m, D)."""
-    count, channels = sets.shape[1:]
-    keys = sets.transpose(1, 0, 2).reshape(count, -1)  # the channels of all sets side by side
-    first = _exponents(keys)
-    keys = np.ldexp(keys, -first)
-    keys = keys - keys.mean(axis=0)
-    second = _exponents(keys)
-    keys = np.ldexp(keys, -second)
-    centred = keys.reshape(count, -1, channels).transpose(1, 0, 2)
-    return centred, np.abs(keys).max(axis=0).reshape(-1, channels), (first + second).reshape(-1, channels)
-
-
-def _exponents(values: Floats) -> Ints:
-    """Per column e with max|values| in [2^(e−1), 2^e)."""
-    return np.asarray(np.frexp(np.abs(values).max(axis=0))[1], np.int64)
-
-
-def _lengths(vectors: Floats, exponents: Ints) -> Floats:
-    """Euclidean lengths of vectors in the scaled channels, in the units of the keys."""
-    largest = exponents.max(axis=1)
-    with np.errstate(over="ignore", under="ignore"):
-        sized = np.ldexp(vectors, exponents - largest[:, None])
-        return np.asarray(np.ldexp(np.linalg.norm(sized, axis=1), largest))
-
-
-def _scaled_queries(queries: Floats, exponents: Ints, alive: NDArray[np.bool_]) -> tuple[Floats, Ints]:
-    """Queries for the centred keys, of size about 1, and the power of two that was taken out of each."""
-    mantissa, power = np.frexp(np.where(alive, queries, 0.0))
-    total = np.where(mantissa != 0, power + exponents, np.iinfo(np.int64).min // 2)
-    shift = total.max(axis=1, initial=-(2**40))
-    shift = np.where(shift < -(2**39), 0, shift)
-    return np.ldexp(mantissa, np.clip(total - shift[:, None], -5000, 0)), shift
-
-
-def _exact_margin(keys: Floats, row: int, others: Ints, query: Floats) -> Fraction:
-    weights = [Fraction(entry) for entry in query.tolist()]
-    own = _exact_score(keys[row], weights)
-    return min(own - _exact_score(keys[j], weights) for j in others if j != row)
-
-
-def _exact_score(key: Floats, weights: list[Fraction]) -> Fraction:
-    return sum((Fraction(entry) * weight for entry, weight in zip(key.tolist(), weights, strict=True)), Fraction(0))
-
-
-def shape_faults(keys: Floats, certificates: Certificates) -> Iterator[str]:
-    """What would make the arrays unreadable: asked for the first only, because they may come from a file."""
-    shape, c = keys.shape[:-1], certificates
-    if c.shape != shape:
-        yield f"certificates must have shape {shape}, as the keys have"
-    for numbers in (c.query_keys, c.weight_keys, c.starts, c.indices, c.weights):
-        if numbers.ndim != 1:
-            yield "numbers of keys, starts, indices and weights must be plain lists"
-    if c.queries.shape != (len(c.query_keys), keys.shape[-1]) or c.margins.shape != c.query_keys.shape:
-        yield "there must be one query with its margin per selectable key"
-    if c.starts.shape != (len(c.weight_keys) + 1,) or c.residuals.shape != c.weight_keys.shape:
-        yield "there must be one set of weights with its residual per unselectable key"
-    if c.indices.shape != c.weights.shape or c.starts[0] != 0 or c.starts[-1] != len(c.weights):
-        yield "the weights must be split up by their starts"
-    if (np.diff(c.starts) < 1).any() or ((c.indices < 0) | (c.indices >= shape[-1])).any():
-        yield "weights must name one or more keys of their own problem"
-    for numbers in (c.query_keys, c.weight_keys):
-        if (np.diff(numbers) <= 0).any() or ((numbers < 0) | (numbers >= np.prod(shape))).any():
-            yield f"certificates must be in the order of the keys, one for each of {np.prod(shape)} at most"
-    if not (np.isfinite(c.queries).all() and np.isfinite(c.weights).all()):
-        yield "queries and weights must be finite"
-    both = np.intersect1d(c.query_keys, c.weight_keys)
-    if len(both):
-        yield f"key {np.unravel_index(int(both[0]), shape)[-1]} has both a query and weights"
-
-
-def rows_of(numbers: Ints, problem: int, count: int) -> slice:
-    """Which of the ascending key numbers belong to one problem."""
-    start, stop = np.searchsorted(numbers, [problem * count, (problem + 1) * count])
-    return slice(int(start), int(stop))

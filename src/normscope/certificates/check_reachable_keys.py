@@ -12,66 +12,20 @@ must be above the sum of both. A margin that is not is computed again without ro
 the key itself, as they do without an ellipsoid, and are a proof or a near tie as they are there (`hull_proofs`).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.certificates.check_keys import (
-    BLOCK,
-    Checked,
-    checked,
-    first_wrong,
-    judged_sets,
-    lifted,
-    nothing_but,
-    residuals,
-    rows_of,
-    shape_faults,
-)
-from normscope.certificates.hull_proofs import NEAR_TIE, PROVEN, UNIT, WRONG, Verdicts
-from normscope.certificates.key_certificates import Certificates, Ints, Reach
+from normscope.certificates.hull_proofs import PROVEN, UNIT, Verdicts
+from normscope.certificates.key_certificates import Certificates, Ints
+from normscope.certificates.key_margins import BLOCK, judged_sets, lifted, residuals, rows_of
 from normscope.checks import Floats
 
-
-def check_certificates(keys: Floats, bias: Floats | None, reach: Reach | None, certificates: Certificates) -> Checked:
-    """Whether every certificate is right: for queries from anywhere, or for those that can be reached."""
-    return checked(keys, bias, certificates) if reach is None else checked_reach(keys, bias, reach, certificates)
-
-
-def checked_reach(keys: Floats, bias: Floats | None, reach: Reach, certificates: Certificates) -> Checked:
-    """Whether every certificate for keys (..., n, d) and queries c + Ay, reach = (A, c), is right."""
-    coordinates, (matrix, center), c = certificates.coordinates, reach, certificates
-    fault = next(shape_faults(keys, c), None)
-    if fault is None and (coordinates is None or coordinates.shape != (len(c.query_keys), matrix.shape[1])):
-        fault = "there must be coordinates in the ellipsoid for every query"
-    if fault is not None or coordinates is None:
-        return nothing_but(str(fault))
-    count, sets = keys.shape[-2], keys.reshape(-1, *keys.shape[-2:])
-    heights = [None] * len(sets) if bias is None else list(bias.reshape(-1, count))
-    shown, held, kinds = [], [], []
-    for number, (some, height) in enumerate(zip(sets, heights, strict=True)):
-        place, before = (some, height, matrix, center), number * count
-        rows = rows_of(c.query_keys, number, count)
-        shown.append(reach_margins(*place, c.query_keys[rows] - before, coordinates[rows]))
-        rows = rows_of(c.weight_keys, number, count)
-        starts = c.starts[rows.start : rows.stop + 1]
-        entries = slice(starts[0], starts[-1])
-        weighted = (c.weight_keys[rows] - before, starts - starts[0], c.indices[entries], c.weights[entries])
-        held.append(advantages(*place, *weighted))
-        kinds.append(_kinds(some, height, held[-1], *weighted))
-    proven, proofs = np.concatenate([part.proven for part in shown]), np.concatenate(kinds)
-    fault = first_wrong(
-        keys.shape[:-1],
-        ("the query of key {} is not reachable, or does not prefer it to all others", c.query_keys, proven),
-        ("the weights of key {} do not rule out all reachable queries", c.weight_keys, proofs != WRONG),
-    )
-    margins, largest = (
-        (np.concatenate([getattr(part, name) for part in parts]), 2 * np.concatenate([part.rounding for part in parts]))
-        for name, parts in (("least", shown), ("largest", held))
-    )
-    return Checked(fault, proofs == NEAR_TIE, margins, largest)
+MARGINS = ("least", "proven", "rounding", "gap")
+ADVANTAGES = ("largest", "proven", "right", "rounding", "gap")
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,6 +161,42 @@ def advantages(
         seen.in_units_of_scores(bounds),
         -largest / max(size, 1e-300),
     )
+
+
+def reach_margins_of_sets(keys: Floats, bias: Floats | None, certificates: Certificates) -> ReachMargins:
+    """How the queries of certificates score keys (..., n, d)."""
+    c, (matrix, center), parts = certificates, _reach(certificates), []
+    for number, (some, height) in enumerate(_sets(keys, bias)):
+        rows = rows_of(c.query_keys, number, len(some))
+        own = c.query_keys[rows] - number * len(some)
+        parts.append(reach_margins(some, height, matrix, center, own, c.queries[rows]))
+    return ReachMargins(*(np.concatenate([getattr(part, name) for part in parts]) for name in MARGINS))
+
+
+def advantages_of_sets(keys: Floats, bias: Floats | None, certificates: Certificates) -> tuple[Advantages, Verdicts]:
+    """How far reachable queries can prefer keys (..., n, d) to weighted means, and what each of the weights proves."""
+    c, (matrix, center), parts, kinds = certificates, _reach(certificates), [], []
+    for number, (some, height) in enumerate(_sets(keys, bias)):
+        rows = rows_of(c.weight_keys, number, len(some))
+        starts = c.starts[rows.start : rows.stop + 1]
+        entries = slice(starts[0], starts[-1])
+        own = c.weight_keys[rows] - number * len(some)
+        weighted = (own, starts - starts[0], c.indices[entries], c.weights[entries])
+        parts.append(advantages(some, height, matrix, center, *weighted))
+        kinds.append(_kinds(some, height, parts[-1], *weighted))
+    together = Advantages(*(np.concatenate([getattr(part, name) for part in parts]) for name in ADVANTAGES))
+    return together, np.concatenate(kinds)
+
+
+def _reach(certificates: Certificates) -> tuple[Floats, Floats]:
+    assert certificates.reach is not None
+    return certificates.reach
+
+
+def _sets(keys: Floats, bias: Floats | None) -> Iterator[tuple[Floats, Floats | None]]:
+    sets = keys.reshape(-1, *keys.shape[-2:])
+    heights = [None] * len(sets) if bias is None else list(bias.reshape(len(sets), -1))
+    return zip(sets, heights, strict=True)
 
 
 def _kinds(

@@ -1,9 +1,7 @@
 """normscope keys"""
 
-import sys
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,20 +11,14 @@ from normscope.cli.options import (
     DeviceOption,
     DtypeOption,
     FolderArgument,
-    ForceFlag,
     InputsOption,
-    JsonFlag,
     LinesFlag,
-    PictureOption,
+    TextOption,
+    command,
     inputs_of,
-    picture_of,
+    model_of,
     progress,
-    require_picture,
-    require_writable,
-    show,
-    tell_written,
     text_of,
-    write,
 )
 from normscope.errors import InputError
 
@@ -37,67 +29,53 @@ class At(StrEnum):
     heads = "heads"
 
 
+class Queries(StrEnum):
+    any = "any"
+    reachable = "reachable"
+
+
+class Rivals(StrEnum):
+    all = "all"
+    causal = "causal"
+
+
+@command(picture=True)
 def keys(
     model: FolderArgument = None,
     *,
-    text: Annotated[
-        str | None,
-        typer.Option(help="Run the model on this UTF-8 file, or on 'sample'; this or --inputs must be given."),
-    ] = None,
+    text: TextOption = None,
     lines: LinesFlag = False,
     inputs: InputsOption = None,
     at: Annotated[
-        At,
-        typer.Option(help="Keys are what goes into the norm before attention, what comes out, or those of each head."),
+        At, typer.Option(help="The keys of each head, or what goes into or comes out of the norm before attention.")
     ] = At.heads,
-    max_keys: Annotated[int | None, typer.Option(help="Only the first so many keys of each sequence.", min=1)] = None,
-    causal: Annotated[
-        bool, typer.Option("--causal", metavar="", help="Each key at its own position, against the keys up to it.")
-    ] = False,
-    reachable: Annotated[
-        bool,
-        typer.Option("--reachable", metavar="", help="Only by queries that the head can make, at the last position."),
-    ] = False,
-    certificates: Annotated[
-        Path | None, typer.Option("-o", "--certificates", help="Write all certificates here, for verify: .zip.")
-    ] = None,
-    json: JsonFlag = False,
-    picture: PictureOption = None,
+    queries: Annotated[
+        Queries, typer.Option(help="Any query, or only those that the head can produce at the last position.")
+    ] = Queries.any,
+    rivals: Annotated[
+        Rivals, typer.Option(help="All keys of the sequence, or only those up to the key's own position.")
+    ] = Rivals.all,
+    max_keys: Annotated[int | None, typer.Option(help="Only the first N keys of each sequence.", min=1)] = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
-    force: ForceFlag = False,
-) -> None:
+    keep: bool = False,
+) -> Any:
     """Which keys of a text no query can ever select, and how near heads can come to equal attention."""
-    from normscope.separation.archive import ENDINGS, save_archive
-
-    require_picture(picture, force)
-    require_writable(certificates, ENDINGS, force)
     if text is None and inputs is None:
         raise InputError("keys are those of a text or of inputs: give --text (a file, or 'sample') or --inputs FILE")
-    batch = inputs_of(inputs, text, lines)
-    words = text_of(text)
-    from normscope.studies.keys import keys as study
+    batch, words = inputs_of(inputs, text, lines), text_of(text)
+    from normscope.studies.keys import keys as ask
 
-    result = study(
-        model,
-        words,
-        lines=lines,
+    return ask(
+        model_of(model),
+        text=words.splitlines() if lines and words is not None else words,
         inputs=batch,
         at=at.value,
+        queries=queries.value,
+        rivals=rivals.value,
         max_keys=max_keys,
-        causal=causal,
-        reachable=reachable,
-        keep=certificates is not None,
+        keep=keep,
         device=device,
         dtype=dtype,
         progress=progress,
     )
-    contents = picture_of(picture, result.plot)
-    if certificates is not None:
-        save_archive(result.answers, certificates, force=force)
-    write(contents)
-    show(result, json)
-    tell_written([*contents, *([certificates] if certificates else [])])
-    if not result.verified:
-        print("normscope: a certificate did not hold when it was checked", file=sys.stderr)
-        raise typer.Exit(1)

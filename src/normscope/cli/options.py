@@ -82,20 +82,6 @@ def inputs_of(given: Path | None, text: str | None = None, lines: bool = False) 
     return read_inputs(given)
 
 
-def show(result: Any, json: bool) -> None:
-    """A result on standard output: as JSON, or as tables."""
-    if json:
-        print(jsonlib.dumps(result.to_dict(), indent=2, allow_nan=False))
-        return
-    from rich.console import Console
-
-    from normscope.report.tables import tables
-
-    console = Console(width=None if sys.stdout.isatty() else 100)
-    for part in tables(result):
-        console.print(part)
-
-
 def progress(things: Iterable[Any], what: str) -> Iterable[Any]:
     """A bar on standard error while things are gone through; nothing where that is no terminal."""
     if not sys.stderr.isatty():
@@ -169,8 +155,8 @@ def command(
     """Make a command of a function that parses and asks, and returns a result: every command ends in the same way.
 
     Adds --json, --csv and --all; -o (with `saves`) and --force; --html (with `page`); --picture (with `picture`). A
-    command that `resumes` takes the path of -o as its argument `resume`, and saves there by itself. The exit code is 1
-    where a certificate does not hold.
+    command that `resumes` takes the path of -o as its argument `resume`, and saves there by itself. A command with an
+    argument `keep` is told in it whether the result will be saved. The exit code is 1 where a certificate does not hold.
     """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., None]:
@@ -191,6 +177,8 @@ def command(
             _require_possible(form, resumes)
             if resumes:
                 options["resume"] = form["save"]
+            if "keep" in own.parameters:
+                options["keep"] = form["save"] is not None
             try:
                 result = function(*args, **options)
             except NotCertifiedError as error:
@@ -199,7 +187,9 @@ def command(
                 raise typer.Exit(1) from None
             _finish(result, form, resumes)
 
-        parameters = [each for each in own.parameters.values() if not (resumes and each.name == "resume")]
+        parameters = [
+            each for each in own.parameters.values() if each.name != "keep" and not (resumes and each.name == "resume")
+        ]
         keyword = inspect.Parameter.KEYWORD_ONLY
         extra = [
             inspect.Parameter(name, keyword, annotation=kind, default=default)

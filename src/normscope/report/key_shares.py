@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from normscope.report.pictures import new_figure
-from normscope.studies.key_results import Keys
+from normscope.results.key_selection import KeySelection
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAMED = 24  # layers that can be named; heads whose shares can be written in their cells
-SHARE = "unselectable keys (%)"
+SHARE = "keys never selected (%)"
 
 
-def keys_picture(result: Keys) -> "Figure":
+def keys_picture(result: KeySelection) -> "Figure":
     """The shares of a result, in percent."""
     layers = list(dict.fromkeys(place.layer for place in result.places))
     heads = max(place.head or 0 for place in result.places) + 1
@@ -57,11 +57,10 @@ def _draw_bars(ax: Any, shares: Any) -> None:
     ax.invert_yaxis()
 
 
-def _title(result: Keys) -> str:
-    where = "as heads see them" if result.at == "heads" else f"at the {result.at} of the norm before attention"
-    by = "no query of their head" if result.reachable else "no query"
-    among = "those up to it" if result.causal else "all of its sequence"
-    return f"{_cut(result.model)}: keys {where}\nthat {by} can select, each against {among}"
+def _title(result: KeySelection) -> str:
+    by = "no query of their head" if result.queries == "reachable" else "no query"
+    among = "those up to it" if result.rivals == "causal" else "all of its sequence"
+    return f"{_cut(result.model)}: keys {result._where}\nthat {by} can select, each against {among}"
 
 
 def _cut(name: str, longest: int = 40) -> str:

@@ -69,6 +69,54 @@ class Active(NamedTuple):
 
 
 @compiled
+def nearest_points_of_sets(points, ray, asks_ray, longest, wins, asked, rivals, order):  # type: ignore[no-untyped-def]
+    """`nearest_points` for the keys of sets (m, n, r) that are asked and do not win along themselves.
+
+    status (m, n), directions (m, n, r) and supports (m, n, r + 2); a key that wins along itself is separated.
+    """
+    total, count, size = points.shape
+    status, directions = np.full((total, count), SEPARATED), points.copy()
+    supports = np.full((total, count, size + 2), -1)
+    room = ((count + LANES) // LANES, (size + 3) // 4 * 4, LANES)
+    tiles, queue, first = np.zeros(room, np.float32), np.empty(count, np.int64), np.empty(count, np.int64)
+    known = Known(
+        np.zeros(count, np.bool_),
+        np.zeros(count + 1, np.int64),
+        np.zeros(room, np.float32),
+        np.zeros((count, size)),
+        np.zeros(1, np.int64),
+    )
+    for s in range(total):
+        waiting = 0
+        for i in order[s]:
+            if asked[s, i] and not wins[s, i]:
+                queue[waiting], first[waiting] = i, rivals[s, i]
+                waiting += 1
+        if waiting == 0:
+            continue
+        known.filled[0] = 0
+        for i in range(count):
+            known.is_known[i] = wins[s, i]
+            _put(tiles, i, points[s, i])
+            if wins[s, i]:
+                known.names[known.filled[0]] = i
+                _put(known.tiles, known.filled[0], points[s, i])
+                known.filled[0] += 1
+        cloud = Cloud(points[s], tiles, ray[s], asks_ray, longest[s])
+        found = nearest_points(cloud, known, queue[:waiting], first[:waiting])
+        for turn in range(waiting):
+            i = queue[turn]
+            status[s, i], directions[s, i], supports[s, i] = found[0][turn], found[1][turn], found[2][turn]
+    return status, directions, supports
+
+
+@compiled
+def _put(tiles, place, point):  # type: ignore[no-untyped-def]
+    for k in range(len(point)):
+        tiles[place // LANES, k, place % LANES] = point[k]
+
+
+@compiled
 def nearest_points(cloud, known, queue, rivals):  # type: ignore[no-untyped-def]
     """Verdicts for the keys in the queue: (status, directions, supports), supports padded by −1."""
     size = cloud.points.shape[1]
@@ -222,8 +270,7 @@ def _learn(cloud, known, j):  # type: ignore[no-untyped-def]
     """Point j is extreme: price it early from now on."""
     place = known.filled[0]
     known.is_known[j], known.names[place] = True, j
-    for k in range(cloud.points.shape[1]):
-        known.tiles[place // LANES, k, place % LANES] = cloud.points[j, k]
+    _put(known.tiles, place, cloud.points[j])
     known.filled[0] = place + 1
 
 

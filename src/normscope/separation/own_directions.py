@@ -17,34 +17,41 @@ FEW = 0.03  # share of winners in a block below which shorter keys are not worth
 
 
 @dataclass(frozen=True, eq=False)
-class OwnDirection:
-    wins: NDArray[np.bool_]  # (n,)
-    rival: Ints  # (n,): a key that scores high where key i points
-    order: Ints  # keys by length, longest first
+class OwnDirections:
+    wins: NDArray[np.bool_]  # (m, n)
+    rivals: Ints  # (m, n): a key that scores high where key i points
+    order: Ints  # (m, n): keys by length, longest first
 
 
-def own_direction(points: Floats) -> OwnDirection:
-    """Which points beat all others along themselves, in single precision with room for its errors."""
-    squares = np.einsum("ij,ij->i", points, points)
-    order = np.argsort(-squares, kind="stable")
-    single, lengths = points[order].astype(np.float32), np.sqrt(squares[order])
-    error = 1.5e-7 * (points.shape[1] + 4) * lengths[0]
-    count = len(points)
-    wins, rival = np.zeros(count, bool), np.zeros(count, np.int64)
+def own_directions(points: Floats) -> OwnDirections:
+    """Which points of sets (m, n, r) beat all others along themselves, in single precision with room for its errors.
+
+    Sets of more than BLOCK points come one at a time: where few of a block win, the rest of its set is not asked.
+    """
+    total, count, channels = points.shape
+    assert total == 1 or count <= BLOCK
+    squares = np.einsum("mij,mij->mi", points, points)
+    order = np.argsort(-squares, axis=1, kind="stable")
+    first = count * np.arange(total)[:, None]
+    places = order + first  # in all sets, one after the other
+    lengths = np.sqrt(squares.ravel()[places])
+    single = points.reshape(-1, channels)[places].astype(np.float32)
+    error = 1.5e-7 * (channels + 4) * lengths[:, :1]
+    ahead, best = np.zeros((total, count), bool), np.zeros((total, count), np.int64)
     for start in range(0, count, BLOCK):
         stop = min(count, start + BLOCK)
-        scores = single[start:stop] @ single[:stop].T
-        line = np.arange(stop - start)
-        scores[line, start + line] = -np.inf
-        best = scores.argmax(axis=1) if stop > 1 else np.zeros(1, np.int64)
-        wins[start:stop] = lengths[start:stop] ** 2 - scores[line, best] > error * lengths[start:stop]
-        rival[start:stop] = best
-        if wins[start:stop].mean() < FEW:
-            rival[stop:] = best[0]
+        part, line = slice(start, stop), np.arange(stop - start)
+        scores = single[:, part] @ single[:, :stop].transpose(0, 2, 1)
+        scores[:, line, start + line] = -np.inf
+        best[:, part] = scores.argmax(axis=2)
+        highest = scores[np.arange(total)[:, None], line, best[:, part]]
+        ahead[:, part] = lengths[:, part] ** 2 - highest > error * lengths[:, part]
+        if stop < count and ahead[:, part].mean() < FEW:
+            best[:, stop:] = best[:, start : start + 1]
             break
-    unsorted_wins, unsorted_rival = np.empty(count, bool), np.empty(count, np.int64)
-    unsorted_wins[order] = wins
-    unsorted_rival[order] = order[rival]
-    itself = unsorted_rival == np.arange(count)
-    unsorted_rival[itself] = np.where(order[0] == np.flatnonzero(itself), order[-1], order[0])
-    return OwnDirection(unsorted_wins, unsorted_rival, order)
+    wins, rivals = np.empty((total, count), bool), np.empty((total, count), np.int64)
+    wins.ravel()[places], rivals.ravel()[places] = ahead, order.ravel()[best + first]
+    itself = rivals == np.arange(count)  # of keys that were not asked
+    if itself.any():
+        rivals[itself] = np.where(order[:, :1] == np.arange(count), order[:, -1:], order[:, :1])[itself]
+    return OwnDirections(wins, rivals, order)

@@ -9,98 +9,47 @@ is a certificate, and every answer carries one.
 [1] Brody et al., On the Expressivity Role of LayerNorm in Transformers' Attention, ACL Findings 2023.
 """
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.certificates.check_keys import first_fault, lifted
-from normscope.certificates.check_reachable_keys import check_certificates
-from normscope.certificates.key_certificates import Certificates, Reach
+from normscope.certificates.key_certificates import Certificates, joined, placed
+from normscope.certificates.key_margins import lifted
 from normscope.checks import Floats, as_floats, frozen
 from normscope.errors import InputError
 from normscope.geometry import Ellipsoid
-from normscope.separation.joining import joined, placed
-from normscope.separation.many_sets import solve_sets
+from normscope.results.selection import Selection
+from normscope.separation.passes import solve_sets
 from normscope.separation.reachable import solve_reachable
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Selectable:
-    """Which keys can win, with a certificate for each."""
-
-    keys: Floats  # (..., n, d)
-    bias: Floats | None  # (..., n)
-    mask: NDArray[np.bool_]  # (..., n): some query prefers this key to all others strictly
-    degenerate: NDArray[np.bool_]  # (..., n): not shown with room to spare: twins, near ties, flat sets, open keys
-    certificates: Certificates
-    queries: Ellipsoid | None = None  # where queries must come from; None: anywhere
-
-    @property
-    def open(self) -> NDArray[np.bool_]:
-        """Keys of which nothing could be shown: their mask is False and they are degenerate."""
-        settled = np.zeros(self.mask.size, bool)
-        settled[self.certificates.query_keys] = True
-        settled[self.certificates.weight_keys] = True
-        return ~settled.reshape(self.mask.shape)
-
-    def check(self) -> bool:
-        """Whether every certificate holds, from the keys alone; one that rounding decides only for a degenerate key.
-
-        The checker imports nothing of the solver. The solver has asked parts of it before, to drop what would not hold.
-        """
-        found = check_certificates(self.keys, self.bias, self.reach, self.certificates)
-        return first_fault(found, self.mask, self.degenerate, self.certificates) is None
-
-    @cached_property
-    def reach(self) -> Reach | None:
-        """A (d, r) and c of reachable queries c + Ay, |y| ≤ 1: semi-axes as columns, and the center."""
-        return None if self.queries is None else _reach_of(self.queries)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Counts, and the least margin of the queries."""
-        finite = self.certificates.margins[np.isfinite(self.certificates.margins)]
-        return {
-            "shape": list(self.keys.shape),
-            "bias": self.bias is not None,
-            "reachable": self.queries is not None,
-            "keys": self.mask.size,
-            "selectable": int(self.mask.sum()),
-            "unselectable": len(self.certificates.weight_keys),
-            "degenerate": int(self.degenerate.sum()),
-            "open": int(self.open.sum()),
-            "least_margin": float(finite.min()) if len(finite) else None,
-            "largest_residual": float(self.certificates.residuals.max(initial=0.0)),
-        }
-
-    def __repr__(self) -> str:
-        size = f"{self.mask.size} keys of {self.keys.shape[-1]} channels"
-        if self.mask.ndim > 1:
-            size += f" in {self.mask.size // self.mask.shape[-1]} sets"
-        if self.queries is not None:
-            size += ", reachable queries"
-        parts = [f"{int(self.mask.sum())} selectable", f"{len(self.certificates.weight_keys)} not"]
-        parts += [f"{int(self.degenerate.sum())} degenerate"] if self.degenerate.any() else []
-        parts += [f"{int(self.open.sum())} open"] if self.open.any() else []
-        return f"Selectable({size}: {', '.join(parts)})"
-
-
-def selectable(keys: Any, *, bias: Any = None, queries: Ellipsoid | None = None) -> Selectable:
+def selectable(keys: Any, *, bias: Any = None, queries: Ellipsoid | None = None) -> Selection:
     """Which of keys (n, d), or of each set in a batch (..., n, d), some query prefers to all others of its set.
 
-    With bias (..., n), key j scores q·kⱼ + bⱼ. With queries, an ellipsoid (of a norm's outputs, through W_Q), only
-    queries from it count: those that the model can produce.
+    Parameters
+    ----------
+    keys
+        Numbers, an array or a tensor of shape (n, d) or (..., n, d).
+    bias
+        One number per key, shape (..., n): key j then scores q·kⱼ + bⱼ.
+    queries
+        An ellipsoid (of a norm's outputs, through W_Q): only queries from it count, those that a model can produce.
+
+    Returns
+    -------
+    Selection
+        `mask`, and a certificate for every key.
 
     >>> result = selectable([[0, 0], [4, 0], [0, 4], [1, 1]])
     >>> result
-    Selectable(4 keys of 2 channels: 3 selectable, 1 not)
+    Selection(4 keys of 2 channels: 3 selectable, 1 never selected)
     >>> result.mask
     array([ True,  True,  True, False])
     >>> result.certificates[3].weights
     array([0.5 , 0.25, 0.25])
-    >>> result.check()
+    >>> result.holds
     True
 
     All keys may win, but not by a query of length 1 around (3, 0):
@@ -124,39 +73,31 @@ def selectable(keys: Any, *, bias: Any = None, queries: Ellipsoid | None = None)
     if queries is not None:
         return _selectable_by(queries, vectors, heights)
     points = lifted(vectors, heights)
-    problems = points.reshape(-1, *points.shape[-2:])
-    return _assembled(vectors, heights, *solve_sets(problems, heights is not None))
+    certificates, near_ties = solve_sets(points.reshape(-1, *points.shape[-2:]), heights is not None)
+    among = np.ascontiguousarray(certificates.queries[:, : vectors.shape[-1]])  # without the weight 1 of a bias
+    return _selection(vectors, heights, replace(certificates, queries=among), near_ties)
 
 
-def _selectable_by(queries: Ellipsoid, keys: Floats, bias: Floats | None) -> Selectable:
+def _selectable_by(queries: Ellipsoid, keys: Floats, bias: Floats | None) -> Selection:
     """Which keys a query from the ellipsoid prefers."""
     if not isinstance(queries, Ellipsoid) or not queries.bounded or queries.parts > 1:
         raise InputError(f"queries must be one bounded ellipsoid, got {queries!r}")
     if queries.size != keys.shape[-1]:
         raise InputError(f"queries must have as many channels as the keys, {keys.shape[-1]}, got {queries.size}")
-    matrix, center = _reach_of(queries)
+    matrix, center = queries.axes() * queries.lengths, queries.center
+    matrix = matrix if matrix.shape[1] else np.zeros((queries.size, 1))
     sets = keys.reshape(-1, *keys.shape[-2:])
     heights = [None] * len(sets) if bias is None else list(bias.reshape(len(sets), -1))
     solutions = [solve_reachable(some, height, matrix, center) for some, height in zip(sets, heights, strict=True)]
-    parts = placed({number: solution.certificates for number, solution in enumerate(solutions)}, keys.shape[:-1])
-    certificates = joined(parts, keys.shape[:-1], matrix.shape[1])
-    coordinates = certificates.queries
-    in_full = replace(certificates, queries=center + coordinates @ matrix.T, coordinates=coordinates)
-    degenerate = np.concatenate([solution.degenerate for solution in solutions])
-    return replace(_assembled(keys, bias, in_full, degenerate), queries=queries)
+    parts = placed({number: found for number, (found, _) in enumerate(solutions)}, keys.shape[:-1])
+    certificates = replace(joined(parts, keys.shape[:-1], matrix.shape[1]), reach=(matrix, center))
+    return _selection(keys, bias, certificates, np.concatenate([near_ties for _, near_ties in solutions]))
 
 
-def _reach_of(queries: Ellipsoid) -> Reach:
-    matrix = queries.axes() * queries.lengths
-    return matrix if matrix.shape[1] else np.zeros((queries.size, 1)), queries.center
-
-
-def _assembled(
-    keys: Floats, bias: Floats | None, certificates: Certificates, degenerate: NDArray[np.bool_]
-) -> Selectable:
-    shape, channels = keys.shape[:-1], keys.shape[-1]
-    mask = np.zeros(shape, bool)
-    mask.reshape(-1)[certificates.query_keys] = True
-    queries = np.ascontiguousarray(certificates.queries[:, :channels])  # without the weight 1 of a bias
-    certificates = replace(certificates, shape=shape, queries=queries)
-    return Selectable(keys, bias, mask, degenerate.reshape(shape), certificates)
+def _selection(
+    keys: Floats, bias: Floats | None, certificates: Certificates, near_ties: NDArray[np.bool_]
+) -> Selection:
+    matrix, center = (None, None) if certificates.reach is None else certificates.reach
+    arrays = {name: value for name, value in vars(certificates).items() if name not in ("shape", "reach")}
+    near_ties = near_ties.reshape(keys.shape[:-1])
+    return Selection(keys, bias, near_ties, **arrays, semi_axes=matrix, center=center)

@@ -21,58 +21,82 @@ BLOCK = 2**21  # matrix entries at a time
 
 @dataclass(frozen=True, eq=False)
 class Inside:
-    weights: Floats  # (m, r + 1), those of a ray included
-    depth: Floats  # (m,): least distance to a face, over the longest point; ≤ 0 or NaN: not inside
+    weights: Floats  # (a, r + 1), those of a ray included
+    depth: Floats  # (a,): least distance to a face, over the longest point; ≤ 0 or NaN: not inside
 
 
 def inside_simplex(whitened: Whitened, keys_at: Callable[[Ints], Floats], rows: Ints, supports: Ints) -> Inside:
-    """Weights of keys in rows (m,) in the simplices of supports (m, r + 1); number n in a support is the ray.
+    """Weights of keys in rows (a,) of a set alone in the simplices of supports (a, r + 1); number n is the ray.
 
     keys_at gives the keys themselves, which the whitened ones round.
     """
+
+    def scaled_at(names: Ints) -> Floats:
+        return np.asarray(np.ldexp(keys_at(names.ravel()), -whitened.exponents).reshape(*names.shape, -1))
+
+    return _inside(whitened, scaled_at, rows, supports, None)
+
+
+def inside_simplices(whitened: Whitened, keys: Floats, owner: Ints, rows: Ints, supports: Ints) -> Inside:
+    """The same for keys (m, n, D) of many sets, where each of rows (a,) is of its own set, owner (a,)."""
+    if len(keys) == 1:  # one map back for all rows, and not one for each
+        return inside_simplex(whitened.alone(0), keys[0].__getitem__, rows, supports)
+    scaled = np.ldexp(keys, -whitened.exponents[:, None])
+    return _inside(whitened, lambda sets, names: np.asarray(scaled[sets, names]), rows, supports, owner)
+
+
+def _inside(
+    whitened: Whitened, scaled_at: Callable[..., Floats], rows: Ints, supports: Ints, owner: Ints | None
+) -> Inside:
+    count, rank = whitened.points.shape[-2:]
     weights, depth = np.zeros(supports.shape), np.full(len(rows), -1.0)
-    step = max(1, BLOCK // supports.shape[1] ** 2)
+    step = max(1, BLOCK // ((whitened.centred.shape[-1] + 1) * supports.shape[1]))
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        weights[part], depth[part] = _some_inside(whitened, keys_at, rows[part], supports[part])
+        is_ray = supports[part] == count
+        corners = np.where(is_ray, 0, supports[part])
+        some = () if owner is None else (owner[part],)  # of which set each row is, where there are many
+        own, named = (*some, rows[part]), (*(each[:, None] for each in some), corners)
+        back, longest = whitened.back[some], whitened.longest[some]
+        simplices = _homogeneous(whitened.points[named])  # (a, r + 1, r + 1)
+        differences = scaled_at(*named) - scaled_at(*own)[:, None]
+        if whitened.ray is not None:
+            rays = np.broadcast_to(whitened.ray[some], (len(is_ray), rank))
+            simplices[is_ray] = _homogeneous(rays, last=0.0)[np.nonzero(is_ray)[0]]
+            length = -np.sqrt(rank) / np.linalg.norm(back[..., -1, :], axis=-1)
+            differences[is_ray] = 0.0
+            differences[..., -1] += np.where(is_ray, np.reshape(length, (-1, 1)), 0.0)
+        with np.errstate(all="ignore"):  # what leaves the range of floats is not inside
+            found = _refined(
+                _homogeneous(whitened.points[own]), simplices, whitened.centred[own], differences, is_ray, back
+            )
+            if found is not None:
+                weights[part], inverse = found
+                faces = weights[part] / np.linalg.norm(inverse[:, :, :rank], axis=2)
+                depth[part] = faces.min(axis=1) / longest
     return Inside(weights, depth)
 
 
-def _some_inside(
-    whitened: Whitened, keys_at: Callable[[Ints], Floats], rows: Ints, supports: Ints
-) -> tuple[Floats, Floats]:
-    count, rank = whitened.points.shape
-    is_ray = supports == count
-    corners = _corners(whitened.points, whitened.ray, supports, is_ray)  # (m, r + 1, r + 1)
+def _refined(
+    points: Floats, simplices: Floats, centred: Floats, differences: Floats, is_ray: NDArray[np.bool_], back: Floats
+) -> tuple[Floats, Floats] | None:
+    """Weights (a, r + 1) of points (a, r + 1) in their simplices (a, r + 1, r + 1), and the inverses that gave them."""
     try:
-        inverse: Floats = np.linalg.inv(corners.transpose(0, 2, 1)).astype(np.float64, copy=False)
+        inverse = np.asarray(np.linalg.inv(simplices.transpose(0, 2, 1)))
     except np.linalg.LinAlgError:
-        return np.zeros(supports.shape), np.full(len(rows), -1.0)
-    weights = _apply(inverse, _homogeneous(whitened.points[rows]))
+        return None
+    weights = _apply(inverse, points)
     # Refined against what the keys differ by, without whitening, which is what a certificate is judged by.
-    named = np.ldexp(keys_at(np.where(is_ray, 0, supports).ravel()), -whitened.exponents)
-    differences = named.reshape(*supports.shape, -1) - np.ldexp(keys_at(rows), -whitened.exponents)[:, None]
-    if whitened.ray is not None:
-        differences[is_ray] = 0.0
-        differences[is_ray, -1] = -np.sqrt(rank) / np.linalg.norm(whitened.back[-1])
     for _ in range(REFINEMENTS):
         lacking = 1 - np.where(is_ray, 0.0, weights).sum(axis=1, keepdims=True)
-        missing = lacking * whitened.centred[rows] - np.einsum("ma,mak->mk", weights, differences)
-        weights += _apply(inverse, np.column_stack([missing @ whitened.back, lacking]))
-    with np.errstate(all="ignore"):
-        depth = weights / np.linalg.norm(inverse[:, :, :rank], axis=2) / whitened.longest()
-    return weights, depth.min(axis=1)
+        missing = lacking * centred - _apply(differences.transpose(0, 2, 1), weights)
+        whitened = missing @ back if back.ndim == 2 else (missing[:, None] @ back)[:, 0]
+        weights += _apply(inverse, np.column_stack([whitened, lacking]))
+    return weights, inverse
 
 
-def _corners(points: Floats, ray: Floats | None, supports: Ints, is_ray: NDArray[np.bool_]) -> Floats:
-    corners = _homogeneous(points[np.where(is_ray, 0, supports)])
-    if ray is not None:
-        corners[is_ray] = np.append(ray, 0.0)
-    return corners
-
-
-def _homogeneous(points: Floats) -> Floats:
-    return np.concatenate([points, np.ones((*points.shape[:-1], 1))], axis=-1)
+def _homogeneous(points: Floats, last: float = 1.0) -> Floats:
+    return np.concatenate([points, np.full((*points.shape[:-1], 1), last)], axis=-1)
 
 
 def _apply(matrices: Floats, vectors: Floats) -> Floats:

@@ -16,8 +16,8 @@ import numpy as np
 from normscope.checks import Floats
 from normscope.errors import InputError
 from normscope.geometry import Ellipsoid
+from normscope.results.key_selection import EqualAttention
 from normscope.results.rows import Spread
-from normscope.studies.key_results import EqualAttention
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,27 +3,27 @@
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from normscope.certificates.key_certificates import Weights
+from normscope.certificates.check_keys import checked, first_fault, never_selected
+from normscope.certificates.key_certificates import Bools, Certificates, Ints, Weights, equal_keys, joined
+from normscope.certificates.key_margins import margins
 from normscope.checks import Floats
 from normscope.geometry import Ellipsoid
 from normscope.progress import Progress
-from normscope.separation.selectable import Selectable, selectable
-
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
+from normscope.results.key_selection import KeySet
+from normscope.results.selection import CertifiedKeys
+from normscope.separation.selectable import selectable
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
     """The keys of one sequence at one place, or at several that share them."""
 
-    places: Sequence[Any]  # where the verdict is to be counted
+    places: tuple[int, ...]  # where the verdict is to be counted
     sequence: int
     positions: Ints  # of the keys in their sequence
     tokens: list[int] | None  # of the whole sequence
@@ -35,11 +35,9 @@ class Question:
 class Verdict:
     """What is known of each key: masks (n,)."""
 
-    answer: Selectable  # against all keys
-    lost: Bools  # shown to be unselectable
-    twin: Bools  # of these, equal to another key
-    degenerate: Bools
-    open: Bools
+    answer: KeySet
+    never_selected: Bools
+    duplicate: Bools  # of these, equal to another key
     holds: bool  # whether every certificate does
 
 
@@ -58,41 +56,52 @@ def verdicts(questions: Sequence[Question], causal: bool, progress: Progress, wh
 def verdict(question: Question, causal: bool = False) -> Verdict:
     """One question; with `causal`, each key is asked among those up to its own position.
 
-    >>> line = Question([], 0, np.arange(3), None, np.array([[0.0], [1.0], [2.0]]))
-    >>> verdict(line).lost, verdict(line, causal=True).lost  # when 1 came, there was no 2
+    >>> line = Question((0,), 0, np.arange(3), None, np.array([[0.0], [1.0], [2.0]]))
+    >>> verdict(line).never_selected, verdict(line, causal=True).never_selected  # when 1 came, there was no 2
     (array([False,  True, False]), array([False, False, False]))
     """
-    answer = selectable(question.keys, queries=question.queries)
-    found = answer.certificates
-    lost, twin = np.zeros(answer.mask.shape, bool), np.zeros(answer.mask.shape, bool)
-    lost[found.weight_keys] = True
-    single = np.diff(found.starts) == 1
-    keys, others = found.weight_keys[single], found.indices[found.starts[:-1][single]]
-    twin[keys] = (answer.keys[keys] == answer.keys[others]).all(axis=1)
-    whole = Verdict(answer, lost, twin, answer.degenerate, answer.open, answer.check())
-    return _among_earlier_keys(whole) if causal else whole
+    found: CertifiedKeys = selectable(question.keys, queries=question.queries)
+    arrays = _among_earlier_keys(found) if causal else _arrays(found)
+    answer = KeySet(**arrays, places=question.places, sequence=question.sequence, positions=question.positions)
+    never = never_selected(answer.certificates)
+    right = checked(answer.keys, None, answer.certificates, earlier=causal)
+    holds = first_fault(right, answer.near_ties, answer.certificates) is None
+    return Verdict(answer, never, never & equal_keys(answer.keys, causal), holds)
 
 
-def _among_earlier_keys(whole: Verdict) -> Verdict:
-    """A query that wins against all wins against fewer, and weights of earlier keys are weights among fewer.
+def _arrays(found: CertifiedKeys) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in CertifiedKeys.__dataclass_fields__}
 
-    Only keys that lose against later ones are asked again, and against rivals that are not themselves weighted means
-    of earlier ones: who beats those beats these.
+
+def _among_earlier_keys(found: CertifiedKeys) -> dict[str, Any]:
+    """Certificates of each key among those before it.
+
+    A query that wins against all wins against fewer, and weights of earlier keys are weights among fewer. Only keys
+    that lose against later ones are asked again, and against rivals that are not themselves weighted means of earlier
+    ones: a query that beats those beats these.
     """
-    answer, holds = whole.answer, whole.holds
-    lost, twin, degenerate, undecided = (mask.copy() for mask in (whole.lost, whole.twin, whole.degenerate, whole.open))
-    rival = np.ones(len(lost), bool)
-    for key in np.flatnonzero(~answer.mask).tolist():
-        certificate = answer.certificates[key]
+    keys, shape, near_ties = found.keys, found.mask.shape, found.near_ties.copy()
+    wins = found.query_keys
+    parts = [Certificates.of_queries(shape, wins, found.queries, np.zeros(len(wins)))]
+    rival = np.ones(len(keys), bool)
+    for key in np.flatnonzero(~found.mask).tolist():
+        certificate, rivals = found.certificates[key], np.arange(len(keys))
         if not (isinstance(certificate, Weights) and certificate.indices.max() < key):
-            rivals = answer.keys[:key][rival[:key]]
-            among = selectable(np.append(rivals, answer.keys[[key]], axis=0))
-            holds = holds and among.check()
-            lost[key] = isinstance(among.certificates[-1], Weights)
-            twin[key] = (rivals == answer.keys[key]).all(axis=1).any()
-            degenerate[key], undecided[key] = among.degenerate[-1], among.open[-1]
-        rival[key] = not lost[key] or degenerate[key]
-    return replace(whole, lost=lost, twin=twin, degenerate=degenerate, open=undecided, holds=holds)
+            rivals = np.flatnonzero(rival[:key])
+            among = selectable(keys[[*rivals, key]])
+            certificate, near_ties[key] = among.certificates[-1], among.near_ties[-1]
+        row = np.array([key])
+        if isinstance(certificate, Weights):
+            starts, indices = np.array([0, len(certificate.weights)]), rivals[certificate.indices]
+            residual = np.array([certificate.residual])
+            parts.append(Certificates.of_weights(shape, row, starts, indices, certificate.weights, residual))
+        elif certificate is not None:
+            parts.append(Certificates.of_queries(shape, row, certificate.query[None], np.zeros(1)))
+        rival[key] = not isinstance(certificate, Weights) or near_ties[key]
+    together = joined(parts, shape, keys.shape[1])
+    least = margins(keys, together.query_keys, together.queries, earlier=True).least
+    changed = {name: value for name, value in vars(together).items() if name not in ("shape", "reach")}
+    return _arrays(found) | changed | {"near_ties": near_ties, "margins": least}
 
 
 def _processors() -> int:

@@ -13,142 +13,125 @@ each piece is a sequence.
 [1] Brody et al., On the Expressivity Role of LayerNorm in Transformers' Attention, ACL Findings 2023.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from torch import Tensor, nn
 
-from normscope.checks import Floats, as_count, as_floats
-from normscope.data import demo_model
+from normscope.certificates.key_certificates import Ints
+from normscope.checks import Floats, as_count, as_floats, quoted
 from normscope.errors import InputError
 from normscope.geometry import Ellipsoid
-from normscope.models.batches import Inputs, batches_for
+from normscope.models.batches import Inputs
 from normscope.models.capture import capture
 from normscope.models.find import find
 from normscope.models.heads import Heads
-from normscope.models.load import load_model, run_in_pieces, text_batches
+from normscope.models.load import run_in_pieces
 from normscope.models.query_maps import HeadMaps, NoMapError, norms_before_keys
+from normscope.models.subject import Subject, Text
 from normscope.models.token_texts import token_texts
-from normscope.progress import Progress
+from normscope.progress import Progress, silent
 from normscope.results.inventory import FoundNorm
+from normscope.results.key_selection import At, KeyAt, KeySelection, KeySet, Place, Queries, Rivals
 from normscope.results.rows import NotCovered
-from normscope.separation.selectable import Selectable
 from normscope.studies.equal_attention import EqualAttentionGatherer, EqualQuery
-from normscope.studies.key_results import AT, Keys, LostKey, Place
-from normscope.studies.key_verdicts import Ints, Question, Verdict, verdicts
+from normscope.studies.key_verdicts import Question, Verdict, verdicts
 from normscope.studies.reachable_queries import HeadRun, ReachableQueries
 
 
 def keys(
-    model: nn.Module | str | Path | None = None,
-    text: str | None = None,
+    model: nn.Module | str | Path,
     *,
-    lines: bool = False,
+    text: Text | None = None,
     inputs: Inputs | None = None,
-    batches: Iterable[Mapping[str, Tensor]] | None = None,
-    at: str = "heads",
+    at: At = "heads",
+    queries: Queries = "any",
+    rivals: Rivals = "all",
     max_keys: int | None = None,
-    causal: bool = False,
-    reachable: bool = False,
-    keep: bool = False,
+    keep: bool = True,
     device: str = "cpu",
-    dtype: str = "float32",
-    progress: Progress = lambda things, _: things,
-) -> Keys:
-    """Which keys of a text no query can select, in every layer (at "input" or "output" of its norm) or in all "heads".
+    dtype: str | None = None,
+    progress: Progress = silent,
+) -> KeySelection:
+    """Which keys of a text no query can select, in every layer or head of a model.
 
-    The text is for a folder with a tokenizer, or for the model that ships with the package; with `lines` each of its
-    lines is a sequence of its own. In its place any model takes inputs: one batch of keyword arguments, or several; a
-    live module also takes `batches`. Padding is left out.
+    Parameters
+    ----------
+    model
+        A folder in Hugging Face format, or a torch module.
+    text, inputs
+        What the model is run on. Padding is left out.
+    at
+        "heads": the keys of each head, as attention multiplies them; "input" or "output": the vectors that go into, or
+        come out of, the norm before a layer's attention.
+    queries
+        "any", or "reachable": only those that the head can produce at the last position, which sees all keys.
+    rivals
+        "all": a key competes with all keys of its sequence; "causal": with those up to its own position, where it meets
+        the fewest.
+    max_keys
+        Only the first N keys of each sequence compete.
+    keep
+        Keep keys and certificates in `sets`, so that the result can be saved and verified. False saves memory: about
+        16 bytes for each channel of each key.
+    device, dtype
+        Where, and in which floating-point type, a folder is loaded and run.
+    progress
+        Called with the sets of keys of each batch and a word on which it is; see `normscope.progress`.
 
-    - max_keys: only the first so many keys of each sequence compete.
-    - causal: each key against those up to its own position, where it meets the fewest rivals.
-    - reachable: only by queries that the head can make at the last position, which sees all keys.
-    - keep: hold on to the answers with their certificates, in `places[i].answers`.
+    Returns
+    -------
+    KeySelection
+        Counts for every layer or head, each of them certified, and how near heads come to equal attention.
 
-    >>> keys(text="To be, or not to be, that is the question.", at="output")
-    Keys(the bundled model, at output: 0 of 60 unselectable in 4 places)
+    >>> from normscope import demo_model
+    >>> keys(demo_model(), text="To be, or not to be, that is the question.", at="output")
+    KeySelection(the demo model, at output: 0 of 60 keys never selected in 4 places)
     """
-    _require_sense(at, causal, reachable, keep)
-    most = None if max_keys is None else as_count(max_keys, "max_keys", least=1)
-    live, name, pieces, folder = _opened(model, text, lines, inputs, batches, device, dtype)
-    study = _Study(live, at, most, causal, reachable, keep)
-    total = f" of {len(pieces)}" if isinstance(pieces, Sized) else ""
-    for number, batch in enumerate(pieces, start=1):
-        study.add(batch, progress, f"piece {number}{total}")
-    return study.result(name, folder, None if text is None else f"{len(text)} characters")
-
-
-def _require_sense(at: str, causal: bool, reachable: bool, keep: bool) -> None:
-    if at not in AT:
-        raise InputError(f"at must be one of {', '.join(AT)}, got {at!r}")
-    if reachable and at != "heads":
+    _require_choices(at=(at, At), queries=(queries, Queries), rivals=(rivals, Rivals))
+    if queries == "reachable" and at != "heads":
         raise InputError(f"reachable queries are those of heads: they need at = heads, got {at!r}")
-    if reachable and causal:
+    if queries == "reachable" and rivals == "causal":
         raise InputError(
-            "causal and reachable can't be asked together: one is about each key's own position, "
-            "the other about the queries of the last one"
+            "reachable queries and causal rivals cannot be combined: one is about the queries of the last position, "
+            "the other about each key's own"
         )
-    if causal and keep:
-        raise InputError(
-            "certificates can't be kept with causal: they are checked, but each key has rivals of its own, "
-            "and a file of certificates is about one set of keys"
-        )
+    most = None if max_keys is None else as_count(max_keys, "max_keys", least=1)
+    subject = Subject(model, text=text, inputs=inputs, device=device, dtype=dtype)
+    subject.require_runs("keys")
+    study: _Study | None = None
+    for number, batch in enumerate(subject.batches(), start=1):
+        study = study or _Study(subject.module, at, queries, rivals, most, keep)
+        study.add(batch, progress, f"batch {number}")
+    assert study is not None
+    return study.result(subject)
 
 
-def _opened(
-    model: nn.Module | str | Path | None,
-    text: str | None,
-    lines: bool,
-    inputs: Inputs | None,
-    batches: Iterable[Mapping[str, Tensor]] | None,
-    device: str,
-    dtype: str,
-) -> tuple[nn.Module, str, Iterable[Mapping[str, Tensor]], Path | None]:
-    """The model as it runs, its name, what it runs on, and the folder of its tokenizer."""
-    if inputs is not None and (text is not None or batches is not None):
-        raise InputError("inputs can't be given together with a text or batches: the model runs on one of them")
-    pieces: Iterable[Mapping[str, Tensor]]
-    if isinstance(model, nn.Module):
-        if text is not None or (batches is None and inputs is None):
-            raise InputError("a live module needs batches of inputs; for a text give a folder with a tokenizer")
-        pieces = batches or () if inputs is None else batches_for(model, inputs)
-        return model, type(model).__name__, pieces, None
-    if batches is not None or (text is None and inputs is None):
-        raise InputError(
-            "a folder needs a text or inputs, and so does the bundled model; batches are for a live module"
-        )
-    path = demo_model() if model is None else Path(model)
-    pieces = () if text is None else text_batches(path, text.splitlines() if lines else text)
-    live = load_model(path, device=device, dtype=dtype)
-    name = "the bundled model" if model is None else str(model)
-    return live, name, pieces if inputs is None else batches_for(live, inputs), path
+def _require_choices(**given: tuple[Any, Any]) -> None:
+    for name, (value, kind) in given.items():
+        if value not in get_args(kind):
+            raise InputError(f"{name} must be one of {', '.join(get_args(kind))}, got {quoted(value)}")
 
 
 class _Study:
-    """Takes batches one after the other; counts are all that is kept of them, unless answers are asked for."""
+    """Takes batches one after the other; keeps counts, and certificates if they are asked for."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        at: str,
-        max_keys: int | None,
-        causal: bool,
-        reachable: bool,
-        keep: bool,
+        self, model: nn.Module, at: At, queries: Queries, rivals: Rivals, max_keys: int | None, keep: bool
     ) -> None:
-        self._model, self._at, self._max_keys = model, at, max_keys
-        self._causal, self._reachable, self._keep = causal, reachable, keep
+        self._model, self._at, self._asked, self._rivals = model, at, queries, rivals
+        self._max_keys, self._keep = max_keys, keep
         self._norms: dict[str, FoundNorm] = {}
         self._before: dict[str, str | NoMapError] | None = None
         self._queries: ReachableQueries | None = None
         self._tallies: dict[tuple[str, int | None], _Tally] = {}
         self._equal: dict[tuple[str, int], EqualAttentionGatherer] = {}
         self._not_covered: dict[str, str] = {}
+        self._sets: list[KeySet] = []
         self._sequences = 0
-        self._verified = True
+        self._holds = True
 
     def add(self, batch: Mapping[str, Tensor], progress: Progress, what: str) -> None:
         """Run the model on a batch, and ask about the keys of all places."""
@@ -158,31 +141,34 @@ class _Study:
             for _ in run_in_pieces(self._model, [batch]):
                 pass
         ask = self._about_heads if self._at == "heads" else self._about_norms
-        questions = list(ask(batch, captured))
-        for question, verdict in zip(questions, verdicts(questions, self._causal, progress, what), strict=True):
-            self._verified &= verdict.holds
-            for tally in question.places:
-                tally.add(question, verdict, self._keep)
+        questions, tallies = list(ask(batch, captured)), list(self._tallies.values())
+        found = verdicts(questions, self._rivals == "causal", progress, what)
+        for question, verdict in zip(questions, found, strict=True):
+            self._holds &= verdict.holds
+            for place in question.places:
+                tallies[place].add(question, verdict)
+        self._sets += [verdict.answer for verdict in found] if self._keep else []
         self._sequences += _size(batch)
 
-    def result(self, name: str, folder: Path | None, text: str | None) -> Keys:
+    def result(self, subject: Subject) -> KeySelection:
         missed = tuple(NotCovered(layer, reason) for layer, reason in self._not_covered.items())
         if not self._tallies:
-            raise InputError(f"no layer of {name} can be asked: {missed[0].reason if missed else 'nothing was run'}")
-        lost = sorted({token for tally in self._tallies.values() for token in tally.lost_tokens()})
-        texts = {} if folder is None else dict(zip(lost, token_texts(folder, lost), strict=True))
-        return Keys(
-            model=name,
-            text=text,
+            raise InputError(f"no layer of {subject.name} can be asked: {missed[0].reason if missed else 'none ran'}")
+        tokens = sorted({token for tally in self._tallies.values() for token in tally.tokens()})
+        texts = {} if subject.path is None else dict(zip(tokens, token_texts(subject.path, tokens), strict=True))
+        return KeySelection(
+            model=subject.name,
+            text=subject.text,
             at=self._at,
-            causal=self._causal,
-            reachable=self._reachable,
+            queries=self._asked,
+            rivals=self._rivals,
             max_keys=self._max_keys,
             sequences=self._sequences,
-            verified=self._verified,
             places=tuple(tally.result(texts) for tally in self._tallies.values()),
-            not_covered=missed,
             equal_attention=tuple(gatherer.result() for gatherer in self._equal.values()),
+            not_covered=missed,
+            sets=tuple(self._sets),
+            holds=self._holds,
         )
 
     def _about_norms(self, batch: Mapping[str, Tensor], captured: capture) -> Iterator[Question]:
@@ -205,9 +191,9 @@ class _Study:
                     self._not_covered.setdefault(layer, f"{norm} does not have one vector per key")
                 continue
             vectors = as_floats(states, f"the {self._at} of {norm}")
-            tallies = [self._tally(layer=layer, head=None, key_head=None, norm=norm) for layer in layers]
+            places = tuple(self._place(layer=layer, head=None, key_head=None, norm=norm) for layer in layers)
             for row, positions in _sequences(heads):
-                yield self._question(tallies, batch, row, positions, vectors[row])
+                yield self._question(places, batch, row, positions, vectors[row])
 
     def _about_heads(self, batch: Mapping[str, Tensor], captured: capture) -> Iterator[Question]:
         """Keys of every head; heads that share them are asked once, unless their own queries matter."""
@@ -216,16 +202,16 @@ class _Study:
         outputs = {norm: recorded.output for norm, recorded in captured.norms.items() if recorded.output is not None}
         for run in (run for layer, heads in _seen(captured).items() for run in _head_runs(layer, heads, outputs)):
             self._gather_equal(run, self._queries)
-            if run.head != run.sharing[0] and not self._reachable:
+            if run.head != run.sharing[0] and self._asked != "reachable":
                 continue
             try:
-                ellipsoid = self._queries.ellipsoid(run) if self._reachable else None
+                ellipsoid = self._queries.ellipsoid(run) if (self._asked == "reachable") else None
             except NoMapError as reason:
                 self._not_covered.setdefault(run.layer, str(reason))
                 continue
-            same = (run.head,) if self._reachable else run.sharing
-            tallies = [self._tally(layer=run.layer, head=head, key_head=run.key_head, norm=None) for head in same]
-            yield self._question(tallies, batch, run.row, run.positions, run.key, ellipsoid)
+            same = (run.head,) if (self._asked == "reachable") else run.sharing
+            places = tuple(self._place(layer=run.layer, head=head, key_head=run.key_head, norm=None) for head in same)
+            yield self._question(places, batch, run.row, run.positions, run.key, ellipsoid)
 
     def _gather_equal(self, run: HeadRun, queries: ReachableQueries) -> None:
         gatherer = self._equal.setdefault((run.layer, run.head), EqualAttentionGatherer(run.layer, run.head))
@@ -236,12 +222,14 @@ class _Study:
             equal = str(reason)
         gatherer.add(run.key[run.positions[: self._max_keys]], run.queries, equal)
 
-    def _tally(self, **where: Any) -> "_Tally":
-        return self._tallies.setdefault((where["layer"], where["head"]), _Tally(**where, at=self._at))
+    def _place(self, **where: Any) -> int:
+        """The number of a place."""
+        tally = self._tallies.setdefault((where["layer"], where["head"]), _Tally(len(self._tallies), **where))
+        return tally.number
 
     def _question(
         self,
-        tallies: "list[_Tally]",
+        places: tuple[int, ...],
         batch: Mapping[str, Tensor],
         row: int,
         positions: Ints,
@@ -252,7 +240,7 @@ class _Study:
         ids = batch.get("input_ids")
         tokens = ids[row_of_batch].tolist() if ids is not None and ids.shape[1:] == (len(vectors),) else None
         asked = positions[: self._max_keys]
-        return Question(tallies, self._sequences + row_of_batch, asked, tokens, vectors[asked], queries)
+        return Question(places, self._sequences + row_of_batch, asked, tokens, vectors[asked], queries)
 
 
 def _plain_norms(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[tuple[str, FoundNorm]]:
@@ -268,34 +256,31 @@ def _plain_norms(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[tupl
 class _Tally:
     """Counts of one place."""
 
-    def __init__(self, **where: Any) -> None:
-        self._where = where
-        self._counts: dict[str, Any] = dict.fromkeys(("keys", "unselectable", "twins", "degenerate", "open"), 0)
-        self._lost: list[tuple[int, int, int | None]] = []  # sequence, position, token
-        self._answers: list[Selectable] = []
+    def __init__(self, number: int, **where: Any) -> None:
+        self.number, self._where = number, where
+        self._counts: dict[str, Any] = dict.fromkeys(("keys", "never_selected", "duplicates", "near_ties", "open"), 0)
+        self._never: list[tuple[int, int, int | None]] = []  # sequence, position, token
 
-    def add(self, question: Question, verdict: Verdict, keep: bool) -> None:
-        self._counts["keys"] += len(verdict.lost)
-        self._counts["unselectable"] += int(verdict.lost.sum())
-        self._counts["twins"] += int(verdict.twin.sum())
-        self._counts["degenerate"] += int(verdict.degenerate.sum())
-        self._counts["open"] += int(verdict.open.sum())
-        for position in question.positions[verdict.lost].tolist():
+    def add(self, question: Question, verdict: Verdict) -> None:
+        answer, never = verdict.answer, verdict.never_selected
+        self._counts["keys"] += len(never)
+        self._counts["never_selected"] += int(never.sum())
+        self._counts["duplicates"] += int(verdict.duplicate.sum())
+        self._counts["near_ties"] += int(answer.near_ties.sum())
+        self._counts["open"] += int(answer.open.sum())
+        for position in question.positions[never].tolist():
             token = None if question.tokens is None else question.tokens[position]
-            self._lost.append((question.sequence, position, token))
-        if keep:
-            self._answers.append(verdict.answer)
+            self._never.append((question.sequence, position, token))
 
-    def lost_tokens(self) -> set[int]:
-        return {token for _, _, token in self._lost if token is not None}
+    def tokens(self) -> set[int]:
+        return {token for _, _, token in self._never if token is not None}
 
     def result(self, texts: Mapping[int, str | None]) -> Place:
-        share = self._counts["unselectable"] / self._counts["keys"]
-        lost = tuple(
-            LostKey(sequence, position, None if token is None else texts.get(token))
-            for sequence, position, token in self._lost
+        never = tuple(
+            KeyAt(sequence, position, None if token is None else texts.get(token))
+            for sequence, position, token in self._never
         )
-        return Place(**self._where, **self._counts, share=share, lost=lost, answers=tuple(self._answers))
+        return Place(**self._where, **self._counts, never_selected_keys=never)
 
 
 def _seen(captured: capture) -> dict[str, Heads]:

@@ -15,10 +15,10 @@ from normscope.certificates.token_certificates import NEVER, OPEN, TIED
 from normscope.checks import Floats
 from normscope.separation.coordinates import Whitened, whiten
 from normscope.separation.exact_simplex import Budget
+from normscope.separation.near_ties import settle
 from normscope.separation.nearest_point import INSIDE, SEPARATED, WITNESSED, Cloud, Known, nearest_points
 from normscope.separation.passes import EXACT_ENTRIES
 from normscope.separation.scores import tiles_of
-from normscope.separation.settle import settle
 from normscope.separation.simplex_weights import inside_simplex
 from normscope.vocabulary.token_view import View
 
@@ -140,7 +140,7 @@ def _room(whitened: Whitened, wins: NDArray[np.bool_]) -> tuple[Cloud, Known]:
     """The points, and no list of known ones: almost all are known to win, and all of them are asked at once."""
     points, count = whitened.points, len(whitened.points)
     ray = np.zeros(points.shape[1]) if whitened.ray is None else whitened.ray
-    cloud = Cloud(points, tiles_of(points, count), ray, whitened.ray is not None, whitened.longest())
+    cloud = Cloud(points, tiles_of(points, count), ray, whitened.ray is not None, float(whitened.longest))
     # The last two are large, but zeros take no memory until something is written there, which is for few points.
     tiles, witnesses = np.zeros(cloud.tiles.shape, np.float32), np.zeros(points.shape)
     return cloud, Known(wins.copy(), np.zeros(count + 1, np.int64), tiles, witnesses, np.zeros(1, np.int64))

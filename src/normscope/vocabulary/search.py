@@ -24,9 +24,9 @@ from normscope.certificates.token_scores import MANY, OwnDirectionCheck, prefers
 from normscope.certificates.token_table import Outputs, Table
 from normscope.checks import Floats
 from normscope.progress import Progress, silent
+from normscope.separation.duplicates import set_duplicates_apart
 from normscope.separation.ellipsoid_queries import REACHABLE, UNREACHABLE, Rivals, reach
 from normscope.separation.scores import tiles_of
-from normscope.separation.twins import set_twins_apart
 from normscope.vocabulary.findings import Answers, Findings
 from normscope.vocabulary.nearest_token import NearestPoints, Weighted, nearest_to
 from normscope.vocabulary.token_directions import OwnDirections, coordinate_map, frame_of, scale_of
@@ -74,7 +74,7 @@ def search(table: Table, findings: Findings, clock: Clock, progress: Progress = 
     array([1, 1, 3, 2, 3], dtype=int8)
     """
     with clock.phase("duplicates"):
-        names, twin_of = set_twins_apart(table.stored(), table.bias)
+        names, twin_of = set_duplicates_apart(table.stored(), table.bias)
         for token, twin in twin_of.items():
             tied = table.bias is None or table.bias[token] == table.bias[twin]
             findings.any_vector.lose(token, np.array([twin]), np.ones(1), TIED if tied else NEVER)
@@ -206,7 +206,7 @@ def _towards(outputs: Outputs, direction: Floats) -> Floats:
 
 def _without_twins(view: View, answers: Answers) -> View:
     """One of each kind of tokens that reachable vectors score alike, which their rows need not be."""
-    best, twin_of = set_twins_apart((view.points(part) for part in view.parts()), view.heights)
+    best, twin_of = set_duplicates_apart((view.points(part) for part in view.parts()), view.heights)
     for place, twin in twin_of.items():
         if answers.verdict[view.names[place]] == OPEN:
             _record_near_twin(view, answers, place, twin)

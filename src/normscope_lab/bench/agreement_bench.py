@@ -81,10 +81,10 @@ def _judge(number: int) -> _Judged:
     kind, keys, bias = key_set(number)
     result = selectable(keys, bias=bias)
     preferences = np.full(result.mask.shape, np.nan)
-    for *batch, key in np.argwhere(~result.degenerate).tolist():
+    for *batch, key in np.argwhere(~result.near_ties).tolist():
         found = preference(keys[*batch], key, None if bias is None else bias[*batch])
         preferences[*batch, key] = np.nan if found is None else found
-    return _Judged(number, kind, bias is not None, result.mask, result.degenerate, preferences, result.check())
+    return _Judged(number, kind, bias is not None, result.mask, result.near_ties, preferences, result.holds)
 
 
 def _summed_up(asked: int, judged: list[_Judged]) -> KeysAgreement:

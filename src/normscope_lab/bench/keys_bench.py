@@ -14,7 +14,8 @@ from importlib.metadata import version
 import numpy as np
 
 from normscope.progress import Progress, silent
-from normscope.separation.selectable import Selectable, selectable
+from normscope.results.selection import Selection
+from normscope.separation.selectable import selectable
 from normscope_lab.bench.key_alternatives import HighsTimed, PublishedTimed, added
 from normscope_lab.bench.key_sets import KINDS, Keys
 from normscope_lab.bench.published_procedure import LARGEST
@@ -84,8 +85,8 @@ def _time_set(kind: str, count: int, channels: int, plan: Plan) -> KeysTiming:
     rng = np.random.default_rng([SEED, count, channels])
     keys = KINDS[kind](count, channels, rng)
     result, holds = _ours(keys)  # compiled, or loaded from the cache, before the clock starts
-    published = PublishedTimed(keys, result.mask, result.degenerate) if count <= LARGEST else None
-    highs = HighsTimed(keys, result.mask, result.degenerate)
+    published = PublishedTimed(keys, result.mask, result.near_ties) if count <= LARGEST else None
+    highs = HighsTimed(keys, result.mask, result.near_ties)
     rounds = max(1, min(plan.rounds, 4096 // count))
     timed = max(1, min(plan.programs, 1024 * plan.programs // count) // rounds)
     ours: list[float] = []
@@ -101,7 +102,7 @@ def _time_set(kind: str, count: int, channels: int, plan: Plan) -> KeysTiming:
         keys=count,
         channels=channels,
         selectable=int(result.mask.sum()),
-        near_ties=int(result.degenerate.sum()),
+        near_ties=int(result.near_ties.sum()),
         certificates_hold=holds,
         normscope_seconds=seconds,
         published=None if published is None else published.total(seconds),
@@ -126,7 +127,7 @@ def _time_heads(plan: Plan, sets: Sequence[KeysTiming]) -> KeysTiming:
         keys=result.mask.size,
         channels=channels,
         selectable=int(result.mask.sum()),
-        near_ties=int(result.degenerate.sum()),
+        near_ties=int(result.near_ties.sum()),
         certificates_hold=holds,
         normscope_seconds=seconds,
         published=added([(row.published, heads) for row, heads in alike if row.published is not None], seconds),
@@ -151,11 +152,11 @@ def _time_grid(plan: Plan) -> KeysTiming:
         (result, holds), taken = cpu_seconds(_ours, keys)
         seconds += taken
         winners += int(result.mask.sum())
-        near_ties += int(result.degenerate.sum())
+        near_ties += int(result.near_ties.sum())
         hold &= holds
         if number % GRID_STEP == 0:
             for way, totals in ((PublishedTimed, published), (HighsTimed, highs)):
-                one = way(keys[0], result.mask[0], result.degenerate[0])
+                one = way(keys[0], result.mask[0], result.near_ties[0])
                 one.try_keys(list(range(keys.shape[1])), keys.shape[1])
                 totals.append(one.total(seconds))
     weight = runs * len(cells) / len(published)
@@ -173,6 +174,6 @@ def _time_grid(plan: Plan) -> KeysTiming:
     )
 
 
-def _ours(keys: Keys) -> tuple[Selectable, bool]:
+def _ours(keys: Keys) -> tuple[Selection, bool]:
     result = selectable(keys)
-    return result, result.check()
+    return result, result.holds

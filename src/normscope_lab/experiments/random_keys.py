@@ -55,9 +55,9 @@ class RandomKeys(Experiment):
                         "channels": channels,
                         "keys": count,
                         "runs": runs,
-                        "runs_with_unselectable": int((~result.mask & ~result.degenerate).any(axis=1).sum()),
-                        "degenerate_keys": int(result.degenerate.sum()),
-                        "certificates_hold": int(result.check()),
+                        "runs_with_unselectable": int((~result.mask & ~result.near_ties).any(axis=1).sum()),
+                        "degenerate_keys": int(result.near_ties.sum()),
+                        "certificates_hold": int(result.holds),
                     }
                 )
             state.tell((place + 1) / len(cell.settings["keys"]))

@@ -38,9 +38,9 @@ def unselectable(sets: Sequence[Floats]) -> dict[str, int]:
     answers = [selectable(keys) for keys in sets]
     return {
         "keys": sum(answer.mask.size for answer in answers),
-        "unselectable": sum(int((~answer.mask & ~answer.degenerate).sum()) for answer in answers),
-        "degenerate": sum(int(answer.degenerate.sum()) for answer in answers),
-        "certificates_hold": int(all(answer.check() for answer in answers)),
+        "unselectable": sum(int((~answer.mask & ~answer.near_ties).sum()) for answer in answers),
+        "degenerate": sum(int(answer.near_ties.sum()) for answer in answers),
+        "certificates_hold": int(all(answer.holds for answer in answers)),
     }
 
 
