@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from folding_models import folding_model
 from normscope import fold
-from normscope.cli.fold import fold as fold_command
+from normscope.cli.commands import fold as fold_command
 from normscope.data import demo_model
 from normscope.errors import NotCertifiedError
 from normscope.files import new_folder

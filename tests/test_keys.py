@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import normscope as ns
 from normscope import capture, demo_model, selectable
-from normscope.cli.keys import keys as command
+from normscope.cli.commands import keys as command
 from normscope.data import sample_text
 from normscope.models.load import run_in_pieces
 from normscope.studies.key_verdicts import Question, verdict

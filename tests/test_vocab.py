@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import normscope as ns
 from normscope.certificates.check_tokens import check
 from normscope.certificates.token_certificates import OPEN, WINS, WORDS
-from normscope.cli.vocab import vocab as command
+from normscope.cli.commands import vocab as command
 from normscope.data import demo_model
 from normscope.models.load import load_model
 from normscope.models.subject import Subject

@@ -13,7 +13,6 @@ from normscope.errors import InputError, NotCertifiedError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch import Tensor
 
 SAMPLE = "sample"
 DEVICE, DTYPE = "cpu", "float32"
@@ -35,6 +34,16 @@ FolderArgument = Annotated[
 JsonFlag = Annotated[
     bool, typer.Option("--json", metavar="", help="Print JSON on standard output, and nothing else there.")
 ]
+SaveOption = Annotated[
+    Path | None, typer.Option("-o", "--save", help="Save the result here (.safetensors), for verify and load.")
+]
+ResumeOption = Annotated[
+    Path | None,
+    typer.Option("-o", "--save", help="Save the result here (.safetensors); resume from it if it exists."),
+]
+HtmlOption = Annotated[Path | None, typer.Option("--html", help="Write one self-contained page here.")]
+CsvFlag = Annotated[bool, typer.Option("--csv", metavar="", help="Print the main table as CSV, with all columns.")]
+AllFlag = Annotated[bool, typer.Option("--all", metavar="", help="Show all columns and tables.")]
 PictureOption = Annotated[Path | None, typer.Option("--picture", help="Write a picture here: .png, .svg or .pdf.")]
 ForceFlag = Annotated[bool, typer.Option("--force", metavar="", help="Replace files that exist.")]
 InputsOption = Annotated[
@@ -56,30 +65,31 @@ def model_of(given: Path | None) -> Path:
     return demo_model() if given is None else given
 
 
-def text_of(given: str | None) -> str | None:
-    """The text that --text names: a file, or the one that ships with the package."""
-    if given is None:
-        return None
-    if given == SAMPLE:
+def run_on(text: str | None, inputs: Path | None, lines: bool = False) -> dict[str, Any]:
+    """What --text and --inputs name, as the arguments of a study; with --lines, each line is a text of its own."""
+    if lines and text is None:
+        raise InputError("--lines needs --text: it is about the lines of a text")
+    if text is not None and inputs is not None:
+        raise InputError("--text and --inputs cannot be combined: the model runs on one of them")
+    if inputs is not None:
+        from normscope.models.batches import read_inputs
+
+        return {"inputs": read_inputs(inputs)}
+    if text is None:
+        return {}
+    words = _text(text)
+    return {"text": words.splitlines() if lines else words}
+
+
+def _text(name: str) -> str:
+    """A file, or the text that ships with the package."""
+    if name == SAMPLE:
         from normscope.data import sample_text
 
         return sample_text()
     from normscope.models.load import read_text
 
-    return read_text(Path(given))
-
-
-def inputs_of(given: Path | None, text: str | None = None, lines: bool = False) -> "dict[str, Tensor] | None":
-    """The batch that --inputs names; refused beside a text, as --lines is without one."""
-    if lines and text is None:
-        raise InputError("--lines needs --text: it is about the lines of a text")
-    if given is None:
-        return None
-    if text is not None:
-        raise InputError("--text and --inputs cannot be combined: the model runs on one of them")
-    from normscope.models.batches import read_inputs
-
-    return read_inputs(given)
+    return read_text(Path(name))
 
 
 def progress(things: Iterable[Any], what: str) -> Iterable[Any]:
@@ -90,13 +100,6 @@ def progress(things: Iterable[Any], what: str) -> Iterable[Any]:
     from rich.progress import track
 
     return track(things, what, console=Console(stderr=True), transient=True)
-
-
-def require_picture(path: Path | None, force: bool) -> None:
-    """Refuse a picture that could not be written, before the work begins."""
-    from normscope.files import PICTURES
-
-    require_writable(path, PICTURES, force)
 
 
 def require_writable(path: Path | None, endings: tuple[str, ...], force: bool) -> None:
@@ -134,29 +137,14 @@ def printable(line: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in line)
 
 
-SaveOption = Annotated[
-    Path | None,
-    typer.Option("-o", "--save", help="Save the result here (.safetensors), for verify and load."),
-]
-ResumeOption = Annotated[
-    Path | None,
-    typer.Option("-o", "--save", help="Save the result here (.safetensors); resume from it if it exists."),
-]
-CsvFlag = Annotated[bool, typer.Option("--csv", metavar="", help="Print the main table as CSV, with all columns.")]
-AllFlag = Annotated[bool, typer.Option("--all", metavar="", help="Show all columns and tables.")]
-
-
-HtmlOption = Annotated[Path | None, typer.Option("--html", help="Write one self-contained page here.")]
-
-
 def command(
     *, page: bool = False, picture: bool = False, saves: bool = True, resumes: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a command of a function that parses and asks, and returns a result: every command ends in the same way.
 
     Adds --json, --csv and --all; -o (with `saves`) and --force; --html (with `page`); --picture (with `picture`). A
-    command that `resumes` takes the path of -o as its argument `resume`, and saves there by itself. A command with an
-    argument `keep` is told in it whether the result will be saved. The exit code is 1 where a certificate does not hold.
+    command that `resumes` takes the path of -o as its argument `resume`, and saves there by itself. An argument `keep`
+    says whether the result will be saved. The exit code is 1 where a certificate does not hold.
     """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., None]:

@@ -1,0 +1,148 @@
+"""The command line: arguments and exit codes, nothing else.
+
+0: done; 1: something that was checked does not hold; 2: bad input; 141 in a shell: the reader closed the pipe, as
+`| head` does (the process ends by SIGPIPE, as other tools do).
+"""
+
+import io
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import normscope
+from normscope.cli import commands
+from normscope.cli.options import printable
+from normscope.errors import NormscopeError
+from normscope.models.transformers_library import NotFollowedWarning, no_network
+
+LONGEST_LINE, LONGEST_QUOTE = 500, 200  # characters of a message, and of what typer says about an argument
+
+
+class _Commands(TyperGroup):
+    """The commands; what is wrong with their arguments is said in a few lines, however long the arguments are."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _shortened():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, *arguments: Any) -> Any:
+        with _shortened():
+            return super().invoke(*arguments)
+
+
+@contextmanager
+def _shortened() -> Iterator[None]:
+    """Shorten what typer says about arguments."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "exit_code") and isinstance(getattr(error, "message", None), str):
+            from normscope.checks import shortened
+
+            error.message = shortened(error.message, LONGEST_QUOTE)  # type: ignore[attr-defined]
+        raise
+
+
+app = typer.Typer(
+    help="What the normalization layers of a neural network do.",
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for name in commands.__all__:
+    app.command()(getattr(commands, name))
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", metavar="", help="Print the version and stop.")] = False,
+    max_gigabytes: Annotated[
+        float | None,
+        typer.Option(help="Memory that a file may ask for beyond its own size.", show_default="1"),
+    ] = None,
+    max_modules: Annotated[
+        int | None,
+        typer.Option(help="Modules that a model may have, to be built from its config.json.", show_default="50000"),
+    ] = None,
+) -> None:
+    if max_gigabytes is not None:
+        from normscope.checks import allow_memory
+
+        before = allow_memory(max_gigabytes)
+        context.call_on_close(lambda: allow_memory(before))
+    if max_modules is not None:
+        from normscope.models.config_rules import allow_modules
+
+        most = allow_modules(max_modules)
+        context.call_on_close(lambda: allow_modules(most))
+    if version:
+        print(normscope.__version__)
+        raise typer.Exit
+
+
+def _add_commands_of_others() -> None:
+    """Add the commands of installed packages, `normscope_lab` among them; one that fails is named and skipped."""
+    for entry in entry_points(group="normscope.commands"):
+        try:
+            entry.load()(app)
+        except Exception as error:  # whatever is wrong with it, all other commands must work
+            _tell(f"commands of {entry.name} ({entry.value}) can't be loaded: {type(error).__name__}: {error}")
+
+
+def main() -> None:
+    """Run the application; what a user can put right becomes one line and exit code 2."""
+    if hasattr(signal, "SIGPIPE"):  # not on Windows
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
+    os.environ["USE_HUB_KERNELS"] = "NO"  # transformers would look for faster code on the hub
+    try:
+        with no_network(), _notes_in_one_line():
+            app(prog_name="normscope")
+    except (NormscopeError, OSError, MemoryError) as error:
+        _tell(_said(error))
+        sys.exit(2)
+
+
+@contextmanager
+def _notes_in_one_line() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", NotFollowedWarning)
+        show_others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+            if issubclass(category, NotFollowedWarning):
+                _tell(f"note: {message}")
+            else:
+                show_others(message, category, *place, **options)
+
+        warnings.showwarning = show
+        yield
+
+
+def _tell(line: str) -> None:
+    from normscope.checks import shortened
+
+    print(f"normscope: {shortened(printable(line), LONGEST_LINE)}", file=sys.stderr)
+
+
+def _said(error: NormscopeError | OSError | MemoryError) -> str:
+    """What an error says; one of the system names the file first."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for this on this machine"
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror.lower()}"
+    return str(error)
+
+
+_add_commands_of_others()

@@ -1,0 +1,244 @@
+"""Every command: it parses, asks, and returns a result; `command` saves, draws and shows it."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from normscope.cli.options import (
+    DEVICE,
+    DTYPE,
+    DeviceOption,
+    DtypeOption,
+    FolderArgument,
+    InputsOption,
+    LinesFlag,
+    ModelArgument,
+    TextOption,
+    command,
+    model_of,
+    progress,
+    run_on,
+    tell_written,
+)
+from normscope.errors import InputError
+
+__all__ = ["fold", "inspect", "keys", "memorize", "ranges", "separability", "shatter", "verify", "vocab"]
+
+
+@command(page=True, picture=True)
+def inspect(
+    model: ModelArgument = None,
+    text: TextOption = None,
+    lines: LinesFlag = False,
+    inputs: InputsOption = None,
+    device: DeviceOption = DEVICE,
+    dtype: DtypeOption = DTYPE,
+) -> Any:
+    """Every norm of a model: its kind, the ellipsoid of its outputs, and with a text where real inputs land."""
+    if text is None and inputs is None and (device, dtype) != (DEVICE, DTYPE):
+        raise InputError("--device and --dtype need --text or --inputs: without them the model is not run")
+    from normscope.studies.inspect import inspect as ask
+
+    return ask(model_of(model), **run_on(text, inputs, lines), device=device, dtype=dtype, progress=progress)
+
+
+@command()
+def ranges(model: FolderArgument = None, text: TextOption = None, inputs: InputsOption = None) -> Any:
+    """How far each output of a linear layer behind a norm can go, over all inputs, from the weights alone."""
+    from normscope.studies.ranges import ranges as ask
+
+    return ask(model_of(model), **run_on(text, inputs), progress=progress)
+
+
+class At(StrEnum):
+    input = "input"
+    output = "output"
+    heads = "heads"
+
+
+class Queries(StrEnum):
+    any = "any"
+    reachable = "reachable"
+
+
+class Rivals(StrEnum):
+    all = "all"
+    causal = "causal"
+
+
+@command(picture=True)
+def keys(
+    model: FolderArgument = None,
+    *,
+    text: TextOption = None,
+    lines: LinesFlag = False,
+    inputs: InputsOption = None,
+    at: Annotated[
+        At, typer.Option(help="The keys of each head, or what goes into or comes out of the norm before attention.")
+    ] = At.heads,
+    queries: Annotated[
+        Queries, typer.Option(help="Any query, or only those that the head can produce at the last position.")
+    ] = Queries.any,
+    rivals: Annotated[
+        Rivals, typer.Option(help="All keys of the sequence, or only those up to the key's own position.")
+    ] = Rivals.all,
+    max_keys: Annotated[int | None, typer.Option(help="Only the first N keys of each sequence.", min=1)] = None,
+    device: DeviceOption = DEVICE,
+    dtype: DtypeOption = DTYPE,
+    keep: bool = False,
+) -> Any:
+    """Which keys of a text no query can ever select, and how near heads can come to equal attention."""
+    if text is None and inputs is None:
+        raise InputError("keys are those of a text or of inputs: give --text (a file, or 'sample') or --inputs FILE")
+    from normscope.studies.keys import keys as ask
+
+    return ask(
+        model_of(model),
+        **run_on(text, inputs, lines),
+        at=at.value,
+        queries=queries.value,
+        rivals=rivals.value,
+        max_keys=max_keys,
+        keep=keep,
+        device=device,
+        dtype=dtype,
+        progress=progress,
+    )
+
+
+@command(saves=False, resumes=True)
+def vocab(
+    model: ModelArgument = None,
+    text: TextOption = None,
+    inputs: InputsOption = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="Stop after this many seconds; tokens without a verdict by then are open.", min=0),
+    ] = None,
+    resume: Path | None = None,
+) -> Any:
+    """Tokens that can never be the argmax: for any hidden vector, and for outputs of the last norm."""
+    from normscope.studies.vocab import vocab as ask
+
+    return ask(model_of(model), **run_on(text, inputs), seconds=seconds, resume=resume, progress=progress)
+
+
+@command()
+def separability(
+    model: FolderArgument = None,
+    *,
+    text: Annotated[Path, typer.Option(help="A UTF-8 file: in each line a text, a tab and its label.")],
+    device: DeviceOption = DEVICE,
+    dtype: DtypeOption = DTYPE,
+) -> Any:
+    """How well labelled texts separate before and after every norm: SSR, and the least that linear maps reach."""
+    from normscope.models.labelled_texts import read_labelled
+    from normscope.studies.separability import separability as ask
+
+    texts, labels = read_labelled(text)
+    return ask(model_of(model), text=texts, labels=labels, device=device, dtype=dtype, progress=progress)
+
+
+@command(saves=False)
+def fold(
+    model: FolderArgument = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="Write the folded model to this folder, which must not exist. Without it nothing is written.",
+        ),
+    ] = None,
+    rms: Annotated[
+        bool,
+        typer.Option("--rms", metavar="", help="Put RMSNorm modules in place of norms, and write an exported program."),
+    ] = False,
+    untie: Annotated[
+        bool,
+        typer.Option(
+            "--untie", metavar="", help="Give a head that shares its matrix with a table a copy, and fold that too."
+        ),
+    ] = False,
+    text: TextOption = None,
+    inputs: InputsOption = None,
+    device: DeviceOption = DEVICE,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Data type to store the result in: float32, float64, bfloat16 or float16. Default: as the weights."
+        ),
+    ] = None,
+) -> Any:
+    """Fold norms into the weights around them: the same function, certified, and a reason for every norm kept."""
+    from normscope.rewrite.fold import fold as ask
+
+    result = ask(
+        model_of(model),
+        **run_on(text, inputs),
+        out=out,
+        rms=rms,
+        untie=untie,
+        device=device,
+        dtype=dtype,
+        progress=progress,
+    )
+    tell_written([] if out is None else [out])
+    return result
+
+
+@command(picture=True)
+def memorize(
+    file: Annotated[Path, typer.Argument(help="Columns of numbers and one of labels: .csv, with a heading or not.")],
+    label: Annotated[
+        str | None, typer.Option(help="Column of labels, by its name or number from 1. Default: the last.")
+    ] = None,
+    method: Annotated[str, typer.Option(help="search: short networks; merge: the published construction.")] = "search",
+    dtype: Annotated[str, typer.Option(help="Data type of the network: float64 or float32.")] = "float64",
+    eps: Annotated[float, typer.Option(help="eps of the LayerNorms.", min=0)] = 0.0,
+    seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,
+    seconds: Annotated[float, typer.Option(help="CPU time of the search, before merging takes over.", min=0)] = 600.0,
+) -> Any:
+    """A network of LayerNorms of width 3 that gives every sample of a file its label, certified."""
+    from normscope.studies.memorize import memorize_file
+
+    return memorize_file(
+        file, label, method=method, dtype=dtype, eps=eps, seed=seed, seconds=seconds, progress=progress
+    )
+
+
+@command(resumes=True, saves=False)
+def shatter(
+    depth: Annotated[int, typer.Argument(help="Number of LayerNorms, L.", min=1)],
+    points: Annotated[
+        int | None,
+        typer.Option(help="Number of points, up to 2^L + 1 and 20. Default: 2^L + 1, up to 17.", min=2),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.", min=0)] = 0,
+    resume: Path | None = None,
+) -> Any:
+    """Points and, for every labelling of them, a certified network of L LayerNorms of width 3 that realises it."""
+    from normscope.capacity.labellings import shatter as ask
+
+    return ask(depth, points, seed=seed, resume=resume, progress=progress)
+
+
+@command(saves=False)
+def verify(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="What `keys`, `vocab`, `memorize` or `shatter` saved with -o, or a result saved in Python."
+        ),
+    ],
+    samples: Annotated[
+        Path | None, typer.Argument(help="For a network of `normscope memorize`: the file that it has memorised.")
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="The column of labels there, as for `normscope memorize`.")] = None,
+) -> Any:
+    """Check a saved result again, every certificate in it, without solving anything, and say what it proves."""
+    from normscope.verify_file import verify as check
+
+    return check(file, against=samples, label=label, progress=progress)
