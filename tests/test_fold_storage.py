@@ -124,6 +124,37 @@ def test_a_program_of_one_length_says_so_and_which_line_of_the_model_is_the_reas
     assert any("takes ids with 5 tokens only: test_fold_storage.py, line" in str(part) for part in tables(folding))
 
 
+class InChunks(torch.nn.Module):
+    """A model that works in chunks of 16 tokens, padded, one after the other, as state space models do."""
+
+    def __init__(self, whole=False):
+        super().__init__()
+        self.table, self.norm, self.whole = torch.nn.Embedding(9, 4), torch.nn.LayerNorm(4), whole
+
+    def forward(self, ids):
+        x, length = self.norm(self.table(ids)), ids.shape[1]
+        missing = (16 - length % 16) % 16
+        if self.whole and missing:
+            raise ValueError("only whole chunks")
+        chunks = torch.nn.functional.pad(x, (0, 0, 0, missing)).reshape(ids.shape[0], -1, 16, 4)
+        total = 0.0
+        for number in range((length + missing) // 16):
+            total = total + chunks[:, number].sum(1)
+        return total
+
+
+@pytest.mark.parametrize(("whole", "length", "takes"), [(False, 5, "any × up to 16"), (True, 16, "any × 16")])
+def test_a_program_says_which_lengths_it_takes_where_code_works_in_chunks(tmp_path, whole, length, takes):
+    model = InChunks(whole)
+    folding = save_folding(fold(model, torch.zeros(2, length).long(), rms=True), tmp_path / "program")
+    assert dict(folding.program.inputs) == {"ids": takes}
+    assert [(part.axis, part.size) for part in folding.program.fixed] == ([(1, 16)] if whole else [])
+    program = load_program(tmp_path / "program" / "model.pt2")
+    torch.testing.assert_close(program(torch.ones(3, 16).long()), model(torch.ones(3, 16).long()))
+    with pytest.raises(AssertionError, match="Guard failed"):
+        program(torch.ones(3, 17).long())
+
+
 def test_the_size_of_images_is_that_of_the_example(tmp_path):
     folding = save_folding(fold(folding_model("vit", layers=1), rms=True), tmp_path / "program")
     assert dict(folding.program.inputs) == {"pixel_values": "any × 3 × 8 × 8"}

@@ -74,7 +74,7 @@ def test_what_is_certified_behind_a_gated_norm_is_never_passed(place, body):
     torch.manual_seed(0)
     model = Block(Gated(place, F.silu), BODIES[body])
     nn.init.normal_(model.enter.weight, std=100.0)
-    found = ns.ranges(model, EXAMPLE)
+    found = ns.ranges(model, inputs=EXAMPLE)
     certified = {layer.layer: layer for layer in found.layers}
     assert ("leave" in certified) == (place == "before")
     outputs = model(torch.randn(4000, 1, SIZE)).detach().numpy()
@@ -119,11 +119,49 @@ def test_a_norm_with_shift_and_factor_has_no_ellipsoid_and_no_landing_and_is_kep
     assert swapping.model(*EXAMPLE).shape == (2, 5, 4)
 
 
+class AnyArguments(nn.LayerNorm):
+    def forward(self, *given):
+        return super().forward(given[0]) * (1 + sum(given[1:]))
+
+
+@pytest.mark.parametrize(
+    ("norm", "reason"),
+    [(Modulated(SIZE), "takes more than its input (x, shift, factor)"),
+     (AnyArguments(SIZE), "takes more than its input (*given)")],
+)  # fmt: skip
+def test_swap_keeps_a_norm_that_may_be_given_more_where_nothing_was_traced(norm, reason):
+    model = Block(norm, lambda self, x: self.norm(x, x, x))
+    (kept,) = ns.swap(model, groups=2, only="*").kept
+    assert kept.reason.startswith(reason)
+    assert "its calls were not checked" in kept.reason
+
+
 def test_the_same_norm_called_with_its_input_alone_is_what_it_is():
     model = Block(Modulated(SIZE), lambda self, x: self.norm(x))
     found = ns.find(model, inputs=EXAMPLE)["norm"]
     assert (found.kind, found.unchecked) == ("layernorm", None)
-    assert "leave" in [layer.layer for layer in ns.ranges(model, EXAMPLE).layers]
+    assert "leave" in [layer.layer for layer in ns.ranges(model, inputs=EXAMPLE).layers]
+
+
+def test_a_group_norm_is_judged_by_the_shape_that_it_is_called_with():
+    """Over (N, C) it is LN-G; over (N, C, T) it takes its statistics over positions as well, and no ellipsoid holds."""
+    norm = nn.GroupNorm(2, SIZE)
+    vectors = Block(norm, lambda self, x: self.norm(x.flatten(0, 1)))
+    assert ns.find(vectors, inputs=EXAMPLE)["norm"].kind == "lng"
+    positions = Block(norm, lambda self, x: self.norm(x.mT).mT)
+    found = ns.find(positions, inputs=EXAMPLE)["norm"]
+    assert found.norm is None
+    assert "the answer to one vector depends on the others" in found.problem
+
+
+def test_arguments_of_a_group_norm_are_seen_too():
+    class Loud(nn.GroupNorm):
+        def forward(self, x, factor=1.0):
+            return factor * super().forward(x)
+
+    model = Block(Loud(2, SIZE), lambda self, x: self.norm(x.flatten(0, 1), factor=100.0))
+    assert ns.find(model, inputs=EXAMPLE)["norm"].norm is None
+    assert ns.ranges(model, inputs=EXAMPLE).layers == ()
 
 
 def test_capture_leaves_out_calls_with_more_than_the_input_and_says_so():
@@ -161,7 +199,7 @@ def test_calls_of_norm_functions_are_found_with_their_place_and_their_geometry()
 
 def test_ranges_start_from_calls_of_functions_too():
     model = Functional()
-    found = ns.ranges(model, (torch.zeros(1, 4, 8),))
+    found = ns.ranges(model, inputs=torch.zeros(1, 4, 8))
     assert [layer.layer for layer in found.layers] == ["query", "key"]
     assert all(layer.witness.gap <= 1e-6 for layer in found.layers)
     with torch.no_grad():
@@ -186,6 +224,38 @@ def test_a_gain_that_depends_on_the_input_is_no_norm_of_the_family():
 
     (found,) = ns.find(Conditional(), inputs=(torch.zeros(1, 3, 4),)).values()
     assert found.problem == "is called with a gain or bias that depends on the input of the model"
+
+
+class Called(nn.Module):
+    """A part that calls a function, and is itself called with one setting or another."""
+
+    def __init__(self):
+        super().__init__()
+        self.leave, self.gain = nn.Linear(SIZE, SIZE), nn.Parameter(torch.rand(SIZE))
+
+    def forward(self, x, factor=1.0, eps=1e-5):
+        return self.leave(F.rms_norm(x, (SIZE,), factor * self.gain, eps))
+
+
+@pytest.mark.parametrize("other", [{}, {"factor": 100.0}, {"eps": 1e-2}])
+def test_a_function_at_one_place_is_what_it_is_in_all_its_calls(other):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Called()
+
+        def forward(self, x):
+            return self.part(self.part(x), **other)
+
+    model = Twice()
+    found = ns.find(model, inputs=EXAMPLE)["part:rms_norm"]
+    ranges = ns.ranges(model, inputs=EXAMPLE)
+    if not other:
+        assert found.norm == ns.Norm(gain=model.part.gain, project=False, eps=1e-5)
+        assert [layer.layer for layer in ranges.layers] == ["part.leave"]
+    else:
+        assert found.problem == "is called with different gains or settings in its 2 calls"
+        assert ranges.layers == ()
 
 
 def test_without_a_trace_functions_are_not_said_to_be_absent():

@@ -14,6 +14,7 @@ import normscope
 from normscope import LNNet, load_network, memorize
 from normscope.capacity.samples import checked_samples
 from normscope.certificates.check_networks import certify
+from normscope.studies.memorize import verify_memorized
 from test_folds import mp_scores
 
 seeds = st.integers(0, 2**32 - 1)
@@ -134,6 +135,25 @@ def test_labels_come_back_as_they_were(labels, tmp_path):
     for same in (net, load_network(tmp_path / "net.safetensors")):
         assert same.predict(samples).tolist() == given.tolist()
         assert same.predict(samples).dtype == given.dtype
+
+
+def test_whole_numbers_in_a_list_are_kept_to_the_last_digit(tmp_path):
+    """Some of them are beyond int64, some are not: numpy would take floats for all."""
+    given = [9223372036854775813, 1, 9223372036854775815, 0]
+    memorize([[0.0], [1.0], [2.0], [3.0]], given).save(tmp_path / "net.safetensors")
+    assert load_network(tmp_path / "net.safetensors").predict([[0.0], [1.0], [2.0], [3.0]]).tolist() == given
+    with pytest.raises(ValueError, match="got a mixture that became float64"):
+        memorize([[0.0], [1.0]], [9223372036854775813, -1])
+
+
+@pytest.mark.parametrize("method", ["fold", "merge"])
+def test_a_network_without_a_layer_norm_can_be_kept_too(method, tmp_path):
+    samples, labels = [[0.0], [1.0], [2.0]], ["a", "b", "b"]
+    memorize(samples, labels, method=method).save(tmp_path / "net.safetensors")
+    (tmp_path / "samples.csv").write_text("0,a\n1,b\n2,b\n", encoding="utf-8")
+    loaded = load_network(tmp_path / "net.safetensors")
+    assert (loaded.depth, loaded.predict(samples).tolist()) == (0, labels)
+    assert verify_memorized(tmp_path / "net.safetensors", tmp_path / "samples.csv")[0]
 
 
 @pytest.mark.parametrize(("method", "eps"), [("fold", 1e-5), ("merge", 0.0), ("merge", 1e-5)])

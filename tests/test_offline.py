@@ -23,6 +23,7 @@ from normscope.data import demo_model
 from normscope.models.architecture import build_architecture
 from normscope.models.checkpoint import CheckpointError
 from normscope.models.config_rules import ConfigError, allow_modules, checked_config, most_modules
+from normscope.models.find import find
 from normscope.models.load import load_model, load_tokenizer, text_batches
 from normscope.models.token_texts import token_texts
 from normscope.models.transformers_library import NoNetworkError, locked, no_network
@@ -252,6 +253,13 @@ def test_the_number_of_modules_has_a_limit_that_can_be_raised(command, folder, m
         build_architecture(GPT2 | {"n_layer": 2})
     assert command("--max-modules", "1000", "inspect", folder)[0] == 0
     assert command("--max-modules", "0", "inspect", folder)[2] == "normscope: --max-modules must be 1 or more, got 0\n"
+
+
+@pytest.mark.parametrize("channels", [10**7, 10**8])
+def test_more_channels_than_memory_allows_are_refused_before_any_is_taken(folder, channels):
+    change(folder / "config.json", n_embd=channels)
+    with pytest.raises(CheckpointError, match=rf"rows of {channels} numbers, asks for .* --max-gigabytes"):
+        find(folder)
 
 
 @pytest.mark.parametrize("length", ["128", True, 0, -3, [1], float("nan")])

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from architectures import random_model
 from normscope import Norm
 from normscope.results.layer_ranges import LayerRanges
 from normscope.studies import ranges as study
@@ -226,6 +227,70 @@ NOT_COVERED = {
 def test_what_is_not_covered_is_listed_with_its_reason(reason):
     found = ranges(Example(NOT_COVERED[reason]), inputs=torch.zeros(2, 3, 4))
     assert [missed.reason for missed in found.not_covered] == [reason]
+
+
+class Adapted(nn.Linear):
+    """A linear layer, and something else that its name does not say."""
+
+    def __init__(self, change):
+        super().__init__(4, 3)
+        self.change = change
+
+    def forward(self, x):
+        return self.change(super().forward(x), x)
+
+
+def overwritten(y):
+    y[..., 0].mul_(100)
+    return y
+
+
+DOES_MORE = {
+    "an adapter": lambda y, x: y + 100 * x[..., :1],
+    "a factor": lambda y, x: 100 * y,
+    "a factor in place, of a part": lambda y, x: overwritten(y),
+    "a second output": lambda y, x: torch.cat([y, 100 * x], -1),
+    "whole numbers": lambda y, x: (100 * y).to(torch.int32).float(),
+}
+
+
+@pytest.mark.parametrize("what", DOES_MORE)
+def test_a_bound_of_a_product_is_not_given_for_a_module_that_does_more(what):
+    model = Example(lambda self, x: self.layer(self.norm(x)))
+    model.layer = Adapted(DOES_MORE[what])
+    (found,) = ranges(model, inputs=torch.zeros(2, 3, 4)).layers
+    assert (found.layer, found.weight) == ("layer.weight", "layer.weight")
+    output = model(torch.randn(50, 3, 4)).detach()
+    assert output.abs().max() > 2 * abs(found.worst_bound)
+
+
+def test_a_hook_that_changes_the_output_of_a_layer_is_seen():
+    model = Example(lambda self, x: self.layer(self.norm(x)))
+    hook = model.layer.register_forward_hook(lambda module, given, output: 100 * output)
+    assert [layer.layer for layer in ranges(model, inputs=torch.zeros(2, 3, 4)).layers] == ["layer.weight"]
+    hook.remove()
+    assert [layer.layer for layer in ranges(model, inputs=torch.zeros(2, 3, 4)).layers] == ["layer"]
+
+
+def test_what_follows_a_layer_in_place_is_not_part_of_it():
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3), nn.ReLU(inplace=True))
+    assert [layer.layer for layer in ranges(model, inputs=torch.zeros(2, 4)).layers] == ["1"]
+
+
+def test_the_router_of_a_mixture_goes_by_its_matrix_for_it_gives_back_choices():
+    torch.manual_seed(0)
+    model = random_model("mixtral")
+    gates = [layer for layer in ranges(model).layers if "gate" in layer.layer]
+    assert [gate.layer for gate in gates] == [f"model.layers.{number}.mlp.gate.weight" for number in (0, 1)]
+    assert all(gate.witness.gap <= 1e-6 for gate in gates)
+
+
+def test_matrices_of_one_module_are_told_apart():
+    model = nn.TransformerEncoderLayer(8, 2, 16, norm_first=True, batch_first=True).eval()
+    found = ranges(model, inputs=torch.zeros(1, 4, 8))
+    assert [layer.layer for layer in found.layers] == ["self_attn.in_proj_weight", "linear1"]
+    missed = {missed.layer: missed.reason for missed in found.not_covered}
+    assert missed == dict.fromkeys(["self_attn.out_proj.weight", "linear2"], "does not read a norm")
 
 
 class WithArguments(nn.LayerNorm):

@@ -1,8 +1,11 @@
 """Certificates in a file: they come back, and nothing that was changed passes."""
 
+import zipfile
+
 import numpy as np
 import pytest
 
+from normscope.separation.archive import save_archive, verify_archive
 from normscope.separation.selectable import selectable
 from normscope.separation.storage import save_certificates, verify_certificates
 
@@ -135,6 +138,20 @@ def test_a_damaged_or_missing_file_is_no_proof(saved):
         assert not ok
         assert why
     assert not verify_certificates(path.with_name("missing.npz"))[0]
+
+
+def test_a_part_that_is_there_twice_is_refused(saved):
+    """Readers of archives take the last, and what stands in the first would be looked at by nobody."""
+    path, keys = saved
+    with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr("weights.npy", archive.read("weights.npy"))
+    ok, why = verify_certificates(path)
+    assert not ok
+    assert "names of their own, got 2 times 'weights.npy'" in why
+    save_archive({"a": selectable(keys)}, path.with_suffix(".zip"))
+    with zipfile.ZipFile(path.with_suffix(".zip"), "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr("a.npz", archive.read("a.npz"))
+    assert not verify_archive(path.with_suffix(".zip"))[0]
 
 
 def test_a_pickle_is_never_opened(saved):

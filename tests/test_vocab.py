@@ -9,6 +9,7 @@ import pytest
 import torch
 import typer
 from rich.console import Console
+from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
@@ -218,6 +219,17 @@ def test_a_saved_state_verifies_from_the_model_alone_and_not_once_it_is_changed(
     assert "does not prefer it to all others" in reason
     state.write_bytes(b"nothing")
     assert not verify_vocab(state)[0]
+
+
+def test_verification_says_what_was_assumed_of_tensors_without_an_architecture(tmp_path):
+    """Nothing shows there which norm the matrix reads, nor what kind it is."""
+    tensors = {"lm_head.weight": torch.randn(9, 3), "model.norm.weight": torch.rand(3)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    result = vocab(tmp_path / "model.safetensors", state=tmp_path / "state.npz")
+    holds, reason = verify_vocab(tmp_path / "state.npz")
+    assert holds
+    assert reason.endswith(f"; assumed: {', '.join(result.assumed)}")
+    assert "which norm it reads, by its name" in reason
 
 
 def test_verification_counts_tied_tokens_apart_and_notices_another_model(tmp_path):

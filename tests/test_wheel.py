@@ -40,6 +40,13 @@ def test_the_installed_command_inspects_the_bundled_model_and_writes_its_page(si
     assert "</html>" in page.read_text(encoding="utf-8")
 
 
+def test_the_installed_package_finds_the_commands_and_results_of_the_lab(site):
+    listed = json.loads(run_python(site, "-m", "normscope", "reproduce", "--list", "--json"))
+    assert "random-keys" in [each["name"] for each in listed["experiments"]]
+    code = "from normscope.results.result import type_named; print(type_named('axes_speed').__module__)"
+    assert run_python(site, "-c", code).strip() == "normscope_lab.results.axes_speed"
+
+
 def test_the_wheel_carries_types_schemas_and_licence(site):
     assert (site / "normscope" / "py.typed").exists()
     assert (site / "normscope" / "schemas" / "inspect.json").exists()

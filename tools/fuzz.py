@@ -444,24 +444,24 @@ def read_options(path: Path) -> str:
 
 
 READERS = {
-    "safetensors": Reader("a .safetensors file", prepare_safetensors, read_checkpoint, 150),
-    "gguf": Reader("a .gguf file", prepare_gguf, read_checkpoint, 60),
-    "torch": Reader("a state dict saved by torch", prepare_torch, read_checkpoint, 15),
-    "index": Reader("the index of a checkpoint in shards", prepare_index, read_folder, 90),
-    "config": Reader("config.json of a folder", prepare_config, read_folder, 1),
-    "tokenizer": Reader("tokenizer files of a folder", prepare_tokenizer, read_tokenizer, 1.5),
-    "certificates": Reader("certificates of keys, .npz", prepare_certificates, verified, 20),
-    "archive": Reader("certificates of many sets of keys, .zip", prepare_archive, verified, 10),
-    "vocab": Reader("a state of `vocab`, .npz", prepare_vocab, read_vocab, 4),
-    "shatter": Reader("a state of `shatter`, .npz", prepare_shatter, read_shatter, 2),
-    "network": Reader("a network of `memorize`, .safetensors", prepare_network, verified, 100),
-    "csv": Reader("samples with labels, .csv", prepare_csv, read_csv, 100),
-    "images": Reader("images of the experiments: .npz, binary, pickled, IDX", prepare_images, read_images, 80),
-    "texts": Reader("texts of the experiments, plain and .gz", prepare_texts, read_texts, 15),
-    "labelled": Reader("texts with labels, .tsv", prepare_labelled, read_labelled, 180),
-    "run": Reader("the folder of a run that is resumed", prepare_run, read_run, 30),
-    "settings": Reader("values of --set", prepare_settings, read_settings, 140),
-    "options": Reader("words of a command line", prepare_options, read_options, 1.5),
+    "safetensors": Reader("a .safetensors file", prepare_safetensors, read_checkpoint, 120),
+    "gguf": Reader("a .gguf file", prepare_gguf, read_checkpoint, 80),
+    "torch": Reader("a state dict saved by torch", prepare_torch, read_checkpoint, 40),
+    "index": Reader("the index of a checkpoint in shards", prepare_index, read_folder, 80),
+    "config": Reader("config.json of a folder", prepare_config, read_folder, 8),
+    "tokenizer": Reader("tokenizer files of a folder", prepare_tokenizer, read_tokenizer, 6),
+    "certificates": Reader("certificates of keys, .npz", prepare_certificates, verified, 60),
+    "archive": Reader("certificates of many sets of keys, .zip", prepare_archive, verified, 30),
+    "vocab": Reader("a state of `vocab`, .npz", prepare_vocab, read_vocab, 30),
+    "shatter": Reader("a state of `shatter`, .npz", prepare_shatter, read_shatter, 16),
+    "network": Reader("a network of `memorize`, .safetensors", prepare_network, verified, 150),
+    "csv": Reader("samples with labels, .csv", prepare_csv, read_csv, 80),
+    "images": Reader("images of the experiments: .npz, binary, pickled, IDX", prepare_images, read_images, 60),
+    "texts": Reader("texts of the experiments, plain and .gz", prepare_texts, read_texts, 20),
+    "labelled": Reader("texts with labels, .tsv", prepare_labelled, read_labelled, 90),
+    "run": Reader("the folder of a run that is resumed", prepare_run, read_run, 40),
+    "settings": Reader("values of --set", prepare_settings, read_settings, 80),
+    "options": Reader("words of a command line", prepare_options, read_options, 10),
 }
 
 
@@ -561,9 +561,8 @@ def change_json_file(content: bytes, draw: Random) -> bytes:
 
 def change_safetensors(content: bytes, draw: Random) -> bytes:
     """Another header of the right length."""
-    (length,) = struct.unpack_from("<Q", content)
-    header = json.dumps(change_json(json.loads(content[8 : 8 + length]), draw)).encode()
-    return struct.pack("<Q", len(header)) + header + content[8 + length :]
+    header, data = safetensors_parts(content)
+    return safetensors_file(change_json(header, draw), data)
 
 
 def change_numbers(content: bytes, draw: Random) -> bytes:
@@ -571,6 +570,59 @@ def change_numbers(content: bytes, draw: Random) -> bytes:
     place = len(content) - 8 * draw.randrange(1, max(2, len(content) // 16))
     odd = draw.choice((0.0, -1.0, 1e300, -1e308, 5e-324, float("nan"), float("inf")))
     return content[:place] + struct.pack("<d", odd) + content[place + 8 :]
+
+
+def change_metadata(content: bytes, draw: Random) -> bytes:
+    """Other metadata, all of them texts, as the format asks for; what they mean is for us to check."""
+    header, data = safetensors_parts(content)
+    said = header["__metadata__"]
+    key = draw.choice(list(said))
+    changed = change_json(json.loads(said[key]), draw) if said[key][:1] in ("{", "[") else change_json(said[key], draw)
+    said[key] = changed if isinstance(changed, str) else json.dumps(changed)
+    return safetensors_file(header, data)
+
+
+def change_tensor(content: bytes, draw: Random) -> bytes:
+    """A tensor of other values, shape, type or name, or none, in a file whose offsets are right."""
+    header, data = safetensors_parts(content)
+    kept = {name: (each, data[slice(*each["data_offsets"])]) for name, each in header.items() if name != "__metadata__"}
+    name = draw.choice(list(kept))
+    about, inside = kept.pop(name)
+    kind = draw.randrange(8)
+    if kind == 1:
+        name = draw.choice(("", "x", "a" * 3000, draw.choice(list(header)) + ".", name + "x"))
+    elif kind == 2:
+        about["shape"] = draw.choice(([1, *about["shape"]], [*about["shape"], 1], about["shape"][::-1]))
+    elif kind == 3:
+        about["shape"], inside = [0], b""
+    elif kind == 4:
+        about |= {"dtype": draw.choice(("I64", "U64", "F64")), "shape": [len(inside) // 8]}
+        inside = inside[: len(inside) // 8 * 8]
+    elif kind >= 5:
+        inside = change_numbers(inside, draw)[: len(inside)]
+    if kind:
+        kept[name] = about, inside
+    changed, data = {"__metadata__": header["__metadata__"]} if "__metadata__" in header else {}, b""
+    for name, (about, inside) in kept.items():
+        changed[name] = about | {"data_offsets": [len(data), len(data) + len(inside)]}
+        data += inside
+    return safetensors_file(changed, data)
+
+
+def safetensors_parts(content: bytes) -> tuple[dict[str, Any], bytes]:
+    (length,) = struct.unpack_from("<Q", content)
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def safetensors_file(header: dict[str, Any], data: bytes) -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def change_in_safetensors(content: bytes, draw: Random) -> bytes:
+    """What the format itself refuses, and as often what only its reader can see."""
+    kinds = (change_safetensors, change_numbers, change_metadata, change_metadata, change_tensor, change_tensor)
+    return draw.choice(kinds)(content, draw)
 
 
 def change_archive(content: bytes, draw: Random) -> bytes:
@@ -736,7 +788,7 @@ def change_words(content: bytes, draw: Random) -> bytes:
 
 STRUCTURES: dict[str, Callable[[bytes, Random], bytes]] = {
     ".json": change_json_file,
-    ".safetensors": lambda content, draw: draw.choice((change_safetensors,) * 4 + (change_numbers,))(content, draw),
+    ".safetensors": change_in_safetensors,
     ".npz": change_archive,
     ".zip": change_archive,
     ".pt": change_archive,

@@ -11,6 +11,7 @@ import tempfile
 import warnings
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -163,6 +164,9 @@ def opened_archive(file: Path | io.BytesIO, name: str) -> Iterator[zipfile.ZipFi
         raise InputError(f"{name} is not a readable {kind} file: it is no archive, or was cut off")
     try:
         with zipfile.ZipFile(file) as archive:
+            [(name_of_part, times)] = Counter(archive.namelist()).most_common(1) or [("", 0)]
+            if times > 1:  # which of them is meant would depend on who reads it
+                raise InputError(f"its parts must have names of their own, got {times} times {quoted(name_of_part)}")
             yield archive
     except (OSError, ValueError, EOFError, RuntimeError, struct.error, zlib.error, zipfile.BadZipFile) as error:
         raise InputError(f"{name} is not a readable {kind} file: {first_line(error)}") from None

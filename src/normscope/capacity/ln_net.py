@@ -215,14 +215,14 @@ def _classes(stored: list[Any], dtype: "np.dtype[Any]") -> NDArray[Any]:
 
 
 def module_of(tensors: "dict[str, torch.Tensor]", eps: float) -> "nn.Sequential":
-    """nn.Sequential(Linear, LayerNorm(3), …, LayerNorm(3), Linear) with the given weights."""
+    """nn.Sequential(Linear, LayerNorm(3), …, LayerNorm(3), Linear) with the given weights; one Linear may be all."""
     import torch
     from torch import nn
 
     count = len(tensors) // 2
     names = [(f"{place}.weight", f"{place}.bias") for place in range(0, 2 * count, 2)]
     kinds = {tensor.dtype for tensor in tensors.values()}
-    if tensors.keys() != {name for pair in names for name in pair} or count < 2:
+    if tensors.keys() != {name for pair in names for name in pair} or not count:
         raise InputError("its tensors must be the weights and biases of layers 0, 2, 4, …")
     if kinds not in ({torch.float64}, {torch.float32}) or not all(part.isfinite().all() for part in tensors.values()):
         raise InputError("its tensors must be finite, and all float64 or all float32")

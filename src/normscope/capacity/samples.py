@@ -58,7 +58,11 @@ def checked_samples(samples: Any, labels: Any, dtype: str) -> Samples:
 def exact_labels(labels: Any) -> NDArray[Any]:
     """Labels as an array that has kept every one of them: not 1 as '1', nor a large whole number as a float."""
     names = np.asarray(labels)
-    if not hasattr(labels, "dtype") and names.ndim == 1 and names.dtype.kind in "Uf" and _changed(labels, names):
+    if hasattr(labels, "dtype") or names.ndim != 1:
+        return names
+    if names.dtype.kind in "fO" and all(isinstance(one, int) and 0 <= one < 2**64 for one in labels):
+        return np.array(labels, np.uint64)  # beyond int64, numpy would take floats for some of them
+    if names.dtype.kind in "Uf" and _changed(labels, names):
         raise InputError(
             "labels must all be text, or all be numbers that one dtype holds exactly, "
             f"got a mixture that became {names.dtype}"

@@ -64,7 +64,8 @@ class Spectrum:
         for power in np.unique(exponent):
             here = exponent == power
             # Gains far above the poles of this power have components that vanish; keep their squares finite.
-            gain = np.clip(np.ldexp(self._gain, -power), -1e100, 1e100)
+            with np.errstate(over="ignore"):
+                gain = np.clip(np.ldexp(self._gain, -power), -1e100, 1e100)
             fill_root_vectors(gain, anchor[here], offset[here], roots[here], rows)
         return rows
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_map
 
-from normscope.checks import first_line
+from normscope.checks import first_line, require_memory, shortened
 from normscope.errors import CheckpointError, InputError
 from normscope.models.architecture import build_architecture, notes_on, stored_names
 from normscope.models.batches import first_batch
@@ -27,6 +27,7 @@ from normscope.models.probe import Form, form_of
 from normscope.norm import Norm
 
 LARGEST = 2_000_000_000  # parameters of a model that is traced without being asked; beyond, it takes a minute and more
+ROWS = 64  # of float64, about what asking a norm takes
 
 
 def find(model: nn.Module | str | Path, *, inputs: Mapping[str, Any] | Sequence[Any] | None = None) -> Inventory:
@@ -102,6 +103,7 @@ def _find_in_checkpoint(path: Path, inputs: Mapping[str, Any] | Sequence[Any] | 
             if model is None:
                 norms = [replace(found, unchecked=untraced) for found in norms_by_name(checkpoint)]
             else:
+                _require_room(model, checkpoint.parameters)
                 fitted = first_batch(model, inputs) if isinstance(inputs, Mapping) else inputs
                 graph, untraced = _traced(model, fitted, checkpoint.parameters, path if path.is_dir() else path.parent)
                 tensors = _StoredTensors(checkpoint, model)
@@ -120,6 +122,14 @@ def _find_in_checkpoint(path: Path, inputs: Mapping[str, Any] | Sequence[Any] | 
             untraced=untraced,
             notes=notes_on(checkpoint.config) if checkpoint.config is not None else (),
         )
+
+
+def _require_room(model: nn.Module, stored: int) -> None:
+    """Refuse a model whose norms can not be asked within the limit of memory, by the longest rows it describes."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim:
+            what = f"{shortened(name, 80)}, which config.json describes with rows of {parameter.shape[-1]} numbers,"
+            require_memory(ROWS * 8 * parameter.shape[-1], 8 * stored, what)
 
 
 Stored = Callable[[str], tuple[str, Tensor]]  # a parameter or buffer by its name in the model → its stored name, values
@@ -231,25 +241,38 @@ def _norm(name: str, form: Form, gain: Any, bias: Any) -> Norm:
 
 def _found_function(graph: ModelGraph, called: FunctionNorm, stored: Stored) -> FoundNorm:
     """A call of torch's layer_norm or rms_norm in the code of a module."""
-    size = math.prod(called.shape)
+    shape, eps = called.settings[0]
+    size = math.prod(shape)
     what = {"path": called.name, "module": called.function, "function": called.where, "unchecked": None}
-    affine = [node for node in (called.gain, called.bias) if node is not None]
-    if not graph.constants.issuperset(affine):
-        problem = "is called with a gain or bias that depends on the input of the model"
+
+    def refused(problem: str) -> FoundNorm:
         return FoundNorm(called.name, size, None, **what, problem=problem)  # type: ignore[arg-type]
+
+    affine = [node for nodes in called.affine for node in nodes if node is not None]
+    if not graph.constants.issuperset(affine):
+        return refused("is called with a gain or bias that depends on the input of the model")
     made = run_call(graph, dict.fromkeys(affine), {}, lambda name: stored(name)[1])
-    gain, bias = (None if node is None else made[node].reshape(-1) for node in (called.gain, called.bias))
-    form = Form(size, projects=called.projects, scales=True, eps=called.eps)
+    calls = [[None if node is None else made[node].reshape(-1) for node in nodes] for nodes in called.affine]
+    if len(set(called.settings)) > 1 or not all(map(_same, calls[1:], calls)):
+        return refused(f"is called with different gains or settings in its {len(calls)} calls")
+    gain, bias = calls[0]
+    form = Form(size, projects=called.projects, scales=True, eps=eps)
     return FoundNorm(
         called.name,
         size,
         _norm(called.name, form, gain, bias),
         **what,  # type: ignore[arg-type]
-        eps_place="inside" if called.eps else None,
+        eps_place="inside" if eps else None,
         has_bias=bias is not None,
         gain_convention=None if gain is None else "w",
-        parameters=size * len(affine),
+        parameters=size * sum(values is not None for values in calls[0]),
     )
+
+
+def _same(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bool:
+    """Whether tensors, or that there is none, are the same."""
+    pairs = zip(one, other, strict=True)
+    return all(a is b or (a is not None and b is not None and a.equal(b)) for a, b in pairs)
 
 
 class _StoredTensors:

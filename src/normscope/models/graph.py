@@ -31,8 +31,10 @@ from normscope.models.graph_operations import (
     is_float,
     kind_of,
     looks_at_values,
+    overwritten_by,
     transposes,
 )
+from normscope.models.transformers_library import as_run
 
 JOINS = {"cat", "concat", "stack"}
 ELEMENTWISE = {"add", "sub", "mul", "div"}
@@ -51,6 +53,12 @@ class LinearReader:
     bias_name: str | None
     transposed: bool  # the weight is stored as (inputs, outputs)
     calls: int = 1
+    alone: bool = True  # the module gives back nothing else than this product
+
+    @property
+    def label(self) -> str:
+        """The module or, where it does more than multiply, the name of its matrix."""
+        return self.name if self.alone else self.weight_name
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,7 @@ def as_exported(model: nn.Module) -> Iterator[None]:
         model.eval()
         for config in caching:
             config.use_cache = False
-        with torch.no_grad():  # regions without gradients would be graphs of their own otherwise
+        with as_run(model), torch.no_grad():  # regions without gradients would be graphs of their own otherwise
             yield
     finally:
         for config in caching:
@@ -336,7 +344,12 @@ class ModelGraph:
     @cached_property
     def products(self) -> dict[Node, Product]:
         """Every product of an activation with one stored matrix, by the operation that multiplies."""
-        return {node: product for node in self._order if (product := self._product(node)) is not None}
+        found = {node: product for node in self._order if (product := self._product(node)) is not None}
+        more = {product.reader.name for product in found.values() if not self._is_all(product)}
+        return {
+            node: replace(product, reader=replace(product.reader, alone=product.reader.name not in more))
+            for node, product in found.items()
+        }
 
     def _product(self, node: Node) -> Product | None:
         kind, operands = kind_of(node), list(node.args)
@@ -360,6 +373,26 @@ class ModelGraph:
             return None
         transposed = turned if kind == "linear" else not turned
         return Product(value, total, LinearReader(self.module_of(node), weight_name, bias_name, transposed))
+
+    def _is_all(self, product: Product) -> bool:
+        """Whether the call that multiplies gives back the product, moved at most, and nothing else."""
+        returned, overwritten = self._returned.get(self.call_of(product.total), (set(), set()))
+        return returned == {product.total} and product.total not in overwritten
+
+    @cached_property
+    def _returned(self) -> dict[str, tuple[set[Node], set[Node]]]:
+        """What every call of a module gives back, before it is moved, and what it changes in place."""
+        return {
+            key: ({self._before_moves(value, call) for value in self.leaving(call)}, _overwritten(call))
+            for calls in self._calls.values()
+            for key, call in calls.items()
+        }
+
+    @staticmethod
+    def _before_moves(value: Node, call: Call) -> Node:
+        while (source := handed_on(value)) is not None and source in call:
+            value = source
+        return value
 
     def _matrix(self, factor: Any) -> tuple[str, bool] | None:
         """The stored matrix that a factor is, moved or cast at most, and whether it is transposed."""
@@ -410,14 +443,7 @@ class ModelGraph:
     @cached_property
     def overwritten(self) -> set[Node]:
         """Values of which all or a part is changed in place, before or after others read them."""
-        overwritten: set[Node] = set()
-        for node in self._order:
-            if kind_of(node) and node.target._schema.is_mutable and handed_on(node) is None:
-                value: Node | None = node.all_input_nodes[0]
-                while value is not None:
-                    overwritten.add(value)
-                    value = handed_on(value)
-        return overwritten
+        return _overwritten(self._order)
 
     def _counted(self, products: Iterable[Node]) -> tuple[LinearReader, ...]:
         counts: dict[LinearReader, int] = {}
@@ -440,6 +466,18 @@ class ModelGraph:
         while source is not None and source.name not in self._parameters:
             source = handed_on(source)
         return source is not None and source.meta["val"].ndim >= 2
+
+
+def _overwritten(nodes: Iterable[Node]) -> set[Node]:
+    """What operations change in place, and the values that it is a part or a view of."""
+    overwritten: set[Node] = set()
+    for node in nodes:
+        for changed in overwritten_by(node):
+            value: Node | None = changed
+            while value is not None:
+                overwritten.add(value)
+                value = handed_on(value)
+    return overwritten
 
 
 def _unique(names: Iterable[str]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 COPIES = {"to", "_to_copy", "type_as", "clone", "contiguous", "alias", "detach", "lift_fresh_copy"}
 DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout"}
@@ -28,8 +29,27 @@ def handed_on(node: Node) -> Node | None:
     kind = kind_of(node)
     moves = kind in COPIES | MOVES_THAT_ARE_NO_VIEWS or (kind and getattr(node.target, "is_view", False))
     if moves or (kind in DROPOUTS and node.args[2] is False):
-        return node.all_input_nodes[0]
+        source = node.all_input_nodes[0]
+        return None if _has_fractions(source) and not _has_fractions(node) else source
     return None
+
+
+def _has_fractions(value: Node) -> bool:
+    """Not so: whole numbers and truth values, as which a cast keeps only a part of its value."""
+    tensor = value.meta.get("val")
+    return not isinstance(tensor, torch.Tensor) or tensor.is_floating_point() or tensor.is_complex()
+
+
+def overwritten_by(node: Node) -> list[Node]:
+    """The values that an operation, of torch or anybody's, changes in place; moves that do so change no number."""
+    schema = getattr(node.target, "_schema", None) if node.op == "call_function" else None
+    if schema is None or not schema.is_mutable or handed_on(node) is not None:
+        return []
+    names = [argument.name for argument in schema.arguments]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    written = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
+    leaves = pytree.tree_leaves([given[name] for name in written if name in given])
+    return [leaf for leaf in leaves if isinstance(leaf, Node)]
 
 
 def handed_in(node: Node, call: Container[Node]) -> bool:

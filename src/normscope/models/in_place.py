@@ -70,8 +70,6 @@ def in_place(graph: ModelGraph, model: nn.Module, path: str, alone: Form) -> InP
     calls = graph.calls_of(path)
     if not calls:
         return InPlace(alone, unchecked="the traced call does not run it")
-    if alone.pools_space:
-        return InPlace(alone)  # a problem or not, as the other modules of the model decide
     seen: list[InPlace] = []
     for call in calls:
         try:
@@ -246,10 +244,8 @@ class FunctionNorm:
     where: str | None  # file and line
     function: str
     projects: bool
-    shape: tuple[int, ...]  # normalized, the last axes
-    eps: float
-    gain: Node | None
-    bias: Node | None
+    settings: tuple[tuple[tuple[int, ...], float], ...]  # of each call: the last axes, which are normalized, and eps
+    affine: tuple[tuple[Node | None, Node | None], ...]  # of each call: gain and bias
 
 
 def function_norms(graph: ModelGraph, modules: Iterable[str]) -> Iterator[FunctionNorm]:
@@ -267,19 +263,20 @@ def function_norms(graph: ModelGraph, modules: Iterable[str]) -> Iterator[Functi
         several = (module, kind, 2) in places
         name = f"{module or 'forward'}:{kind.removeprefix('native_')}" + (f":{number}" if several else "")
         graph.name_function(name, nodes)
-        arguments = _arguments(nodes[0])
-        eps = arguments.get("eps")
-        dtype = nodes[0].args[0].meta["val"].dtype  # type: ignore[union-attr]
+        calls = [_arguments(node) for node in nodes]
         yield FunctionNorm(
             name,
             _where(nodes[0]),
             kind.removeprefix("native_"),
             FUNCTIONS[kind],
-            tuple(arguments["normalized_shape"]),
-            torch.finfo(dtype).eps if eps is None else float(eps),
-            arguments.get("weight"),
-            arguments.get("bias"),
+            tuple((tuple(call["normalized_shape"]), _eps(call)) for call in calls),
+            tuple((call.get("weight"), call.get("bias")) for call in calls),
         )
+
+
+def _eps(arguments: dict[str, Any]) -> float:
+    eps = arguments.get("eps")
+    return float(torch.finfo(arguments["input"].meta["val"].dtype).eps if eps is None else eps)
 
 
 def _arguments(node: Node) -> dict[str, Any]:

@@ -86,6 +86,29 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
+@contextmanager
+def as_run(model: "nn.Module") -> Iterator[None]:
+    """While a model is exported, its code believes that it is run, and so computes what it computes for its users.
+
+    Some code asks, and has a stand-in for runtimes that know few operations: Qwen3-Next then solves a triangular system
+    by hundreds of them. Where code also asks whether it is compiled, the two answers belong together and stay.
+    """
+    files = {sys.modules[type(module).__module__] for module in model.modules()}
+    asking: list[Any] = [
+        file
+        for file in files
+        if hasattr(file, "is_torchdynamo_exporting") and not hasattr(file, "is_torchdynamo_compiling")
+    ]
+    answers = [file.is_torchdynamo_exporting for file in asking]
+    try:
+        for file in asking:
+            file.is_torchdynamo_exporting = lambda: False
+        yield
+    finally:
+        for file, answer in zip(asking, answers, strict=True):
+            file.is_torchdynamo_exporting = answer
+
+
 def version() -> str:
     import transformers
 

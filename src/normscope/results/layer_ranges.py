@@ -27,12 +27,15 @@ class Witness:
 class LayerRange:
     """A linear layer that reads a norm; bounds are None where the norm does not scale, so that nothing bounds it."""
 
-    layer: Annotated[str, Column("layer", "The linear layer.")]
+    layer: Annotated[str, Column("layer", "The linear layer or, where its module does more than multiply, its matrix.")]
     weight: Annotated[str, Column("weight", "Its matrix.", brief=False)]
     norm: Annotated[str, Column("norm", "The norm whose output it reads.")]
     outputs: Annotated[int, Column("outputs", "How many outputs it has.")]
-    low: Annotated[float | None, Column("lowest output", "No output is below this, whatever the input.", ".4g")]
-    high: Annotated[float | None, Column("highest output", "No output is above this, whatever the input.", ".4g")]
+    low: Annotated[
+        float | None,
+        Column("lowest output", "No output is below this, whatever the norm reads.", ".4g"),
+    ]
+    high: Annotated[float | None, Column("highest output", "No output is above this, whatever the norm reads.", ".4g")]
     worst_row: Annotated[
         int | None, Column("largest at", "The output whose bound is largest in absolute value.", brief=False)
     ]

@@ -17,21 +17,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from traceback import FrameSummary
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from normscope.checks import first_line
 from normscope.errors import InputError
 from normscope.models.graph import as_exported
-from normscope.rewrite.results import Example, FixedSize, Program
-
-LARGEST = 2**31  # sizes beyond it are no limit
+from normscope.rewrite.results import Example, Program
+from normscope.rewrite.sizes import sizes_of
 
 
 def save_program(model: nn.Module, example: Example, path: Path) -> Program:
@@ -54,7 +51,7 @@ def save_program(model: nn.Module, example: Example, path: Path) -> Program:
             torch.export.save(program, path)
     except Exception as error:
         raise InputError(f"{type(model).__name__} can't be exported: {first_line(error)}") from error
-    return _sizes(program, example, refused)
+    return sizes_of(program, example, refused)
 
 
 def open_program(path: Path) -> ExportedProgram:
@@ -80,56 +77,6 @@ def as_function(program: ExportedProgram) -> Callable[..., Any]:
 def stored_in(program: ExportedProgram) -> Callable[[str], Tensor]:
     """The stored tensors of an exported program by their names."""
     return lambda name: program.state_dict[name] if name in program.state_dict else program.constants[name]
-
-
-def _sizes(program: ExportedProgram, example: Example, refused: str) -> Program:
-    """What a program takes, with the reason for every axis of a batch or of tokens that has one size only."""
-    names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT]
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
-    bounds = {str(symbol): (limits.lower, limits.upper) for symbol, limits in program.range_constraints.items()}
-    given = pytree.tree_leaves((example[0], dict(example[1])))
-    inputs: dict[str, str] = {}
-    fixed: list[FixedSize] = []
-    for value, name in zip(given, names, strict=True):
-        if not isinstance(value, Tensor):
-            continue
-        exported: Any = values[name]
-        inputs[name] = " × ".join(_size(size, bounds) for size in exported.shape)
-        tokens = value.ndim == 2 and not value.is_floating_point()
-        fixed += [
-            FixedSize(name, axis, int(size), refused or _reason(program, name, axis))
-            for axis, size in enumerate(map(str, exported.shape[: 2 if tokens else 1]))
-            if size.isdigit()  # symbols that can have one size only are written as numbers
-        ]
-    return Program(inputs, tuple(fixed))
-
-
-def _size(size: Any, bounds: Mapping[str, tuple[Any, Any]]) -> str:
-    """The sizes that an axis can have, in words."""
-    if str(size) not in bounds:
-        return str(size)  # a number, or a multiple of another axis
-    lower, upper = bounds[str(size)]
-    words = [f"{lower} or more"] if lower > 2 else []  # torch.export counts from 2 where it could be 1
-    words += [f"up to {upper}"] if upper < LARGEST else []
-    return " and ".join(words) or "any"
-
-
-def _reason(program: ExportedProgram, name: str, axis: int) -> str:
-    """Where the code of a model fixes the size of an axis, as torch.export has noted it while it traced the call."""
-    environment = _environment(program)
-    symbol = getattr(environment, "source_to_var", {}).get(f"L[{name!r}].size()[{axis}]")
-    place = getattr(getattr(environment, "replacements_slocs", {}).get(symbol), "framework_loc", None)
-    if not isinstance(place, FrameSummary):
-        return "torch.export fixes it and does not say where"
-    return f"{Path(place.filename).name}, line {place.lineno}, fixes it: {place.line}"
-
-
-def _environment(program: ExportedProgram) -> Any:
-    for node in program.graph.nodes:
-        mode = getattr(node.meta.get("val"), "fake_mode", None)
-        if mode is not None:
-            return mode.shape_env
-    return None
 
 
 @contextmanager

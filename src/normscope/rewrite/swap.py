@@ -27,6 +27,7 @@ from normscope.rewrite.swapping import Kept, Swapped, Swapping
 AUTO = "auto"
 LEAST_CHANNELS = 4  # of a group, by "auto": H grows by at least g(d − 2g)/(d − 2), which is largest at g = d/4
 USUAL_EPS = 1e-5  # of a norm that scales now and did not before
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 STEPS = {"layernorm": (True, True), "rmsnorm": (False, True), "projection": (True, False)}  # project, scale
 
 Groups = int | str | Callable[[FoundNorm], int | None]
@@ -119,9 +120,10 @@ def _obstacle(module: nn.Module, found: FoundNorm) -> str | None:
     """What a `normscope.nn.Norm` in place of the module would change that is not asked for."""
     if found.gate is not None:
         return f"is gated, {found.gate}, where normscope.nn.Norm takes its input alone"
-    taken = list(inspect.signature(module.forward).parameters)
-    if found.unchecked is not None and len(taken) > 1:
-        return f"takes more than its input ({', '.join(taken)}), and its calls were not checked: {found.unchecked}"
+    taken = inspect.signature(module.forward).parameters
+    if found.unchecked is not None and (len(taken) > 1 or any(one.kind in VARIADIC for one in taken.values())):
+        given = ", ".join(str(one.replace(annotation=one.empty, default=one.empty)) for one in taken.values())
+        return f"takes more than its input ({given}), and its calls were not checked: {found.unchecked}"
     if found.eps_place not in ("inside", None):
         where = {"outside": "adds eps outside the root", "floor": "has eps as a floor of the root"}[found.eps_place]
         return f"{where}, where normscope.nn.Norm adds it inside"

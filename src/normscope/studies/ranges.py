@@ -81,10 +81,10 @@ def ranges(
         readers = graph.linear_readers(path)
         problem = _obstacle(graph, path, found)
         if problem is not None:
-            refused |= {reader.name: f"its norm {path}: {problem}" for reader in readers}
+            refused |= {reader.label: f"its norm {path}: {problem}" for reader in readers}
         elif found.norm is not None:
             layers += [_layer_range(live, graph, reader, found, found.norm) for reader in readers]
-    order = {(reader.name, reader.weight_name): index for index, reader in enumerate(graph.linear_layers())}
+    order = {(reader.label, reader.weight_name): index for index, reader in enumerate(graph.linear_layers())}
     layers.sort(key=lambda layer: order[layer.layer, layer.weight])
     return LayerRanges(subject.name, tuple(layers), tuple(_not_covered(graph, norms, refused)))
 
@@ -100,7 +100,7 @@ def _obstacle(graph: ModelGraph, path: str, found: FoundNorm) -> str | None:
 def _layer_range(model: nn.Module, graph: ModelGraph, reader: LinearReader, found: FoundNorm, norm: Norm) -> LayerRange:
     weight, bias = _weights(model, reader)
     what: dict[str, Any] = {
-        "layer": reader.name,
+        "layer": reader.label,
         "weight": reader.weight_name,
         "norm": found.name,
         "outputs": len(weight),
@@ -205,15 +205,15 @@ def _not_covered(graph: ModelGraph, norms: Mapping[str, FoundNorm], refused: Map
     for norm in norms:
         near |= dict.fromkeys(graph.read_by(norm), f"reads {norm}, but not its output as it is")
         for reader in graph.linear_readers(norm):
-            key = (reader.name, reader.weight_name)
+            key = (reader.label, reader.weight_name)
             covered[key] = covered.get(key, 0) + reader.calls
     for layer in graph.linear_layers():
-        count = covered.get((layer.name, layer.weight_name), 0)
-        if layer.name in refused:
-            yield NotCovered(layer.name, refused[layer.name])
+        count = covered.get((layer.label, layer.weight_name), 0)
+        if layer.label in refused:
+            yield NotCovered(layer.label, refused[layer.label])
         elif not count:
-            yield NotCovered(layer.name, near.get(layer.name, "does not read a norm"))
+            yield NotCovered(layer.label, near.get(layer.label, "does not read a norm"))
         elif count < layer.calls:
-            yield NotCovered(layer.name, f"does not read a norm in {layer.calls - count} of its {layer.calls} calls")
+            yield NotCovered(layer.label, f"does not read a norm in {layer.calls - count} of its {layer.calls} calls")
     for other in graph.other_layers():
         yield NotCovered(other, "applies its weights in a way that is not followed: no plain matrix product")

@@ -100,7 +100,8 @@ def verify_vocab(
 ) -> tuple[bool, str]:
     """Whether a state file proves what it says of its model, and why, or why not.
 
-    The model is read again from where it was, or is given; nothing is searched for.
+    The model is read again from where it was, or is given; nothing is searched for. What had to be assumed about it,
+    as of tensors without an architecture, is part of what is said.
     """
     try:
         stored = load_findings(path)
@@ -113,14 +114,16 @@ def verify_vocab(
         if not isinstance(place, str) and not bundled:
             raise InputError(f"{path} is about a live module: give the model to verify it")
         model = place if isinstance(place, str) else demo_model()
-    table, _ = table_of(unembedding_of(model, example))
+    found = unembedding_of(model, example)
+    table, _ = table_of(found)
     if table.sha256 != stored.sha256:
         return False, "the certificates are for another table: its SHA-256 differs"
     fault = first_fault(table, stored.findings, progress)
     if fault is not None:
         return False, fault
     questions = [("plain", stored.findings.plain), ("reachable", stored.findings.reachable)]
-    return True, "; ".join(f"{name}: {_proven(answers)}" for name, answers in questions if answers is not None)
+    proven = [f"{name}: {_proven(answers)}" for name, answers in questions if answers is not None]
+    return True, "; ".join([*proven, *([f"assumed: {', '.join(found.assumed)}"] if found.assumed else [])])
 
 
 def table_of(found: Unembedding) -> tuple[Table, str | None]:

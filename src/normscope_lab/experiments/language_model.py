@@ -1,6 +1,6 @@
 """A language model of hidden size 8 with and without scaling before attention: its loss, keys that no query selects.
 
-Brody et al. 2023, figure 4 and tables 1 to 3: GPT-2 with 4 layers of 4 heads, whose norm before attention either
+Brody et al. 2023, figure 4 and tables 1 and 2: GPT-2 with 4 layers of 4 heads, whose norm before attention either
 projects and scales or projects alone. Scaled keys of equal length are all selectable; many of the others are not.
 """
 
@@ -69,7 +69,7 @@ class LanguageModel(nn.Module):
 
 class LanguageModelScaling(Experiment):
     what = "GPT-2 of hidden size 8 with and without scaling: loss curves, and unselectable keys in each layer"
-    source = "Brody et al. 2023, fig. 4, tables 1-3"
+    source = "Brody et al. 2023, fig. 4, tables 1-2"
     data = "a text file, a folder of .txt files, or a folder with such a folder wikitext2"
     seeds: ClassVar = {"quick": 3, "paper": 1}
     variants = VARIANTS
