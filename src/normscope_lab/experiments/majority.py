@@ -65,6 +65,7 @@ class MajorityLearned(Experiment):
         "epoch": 100,
         "every": 50,
     }
+    unpublished: ClassVar = ("every",)
     quick: ClassVar = {"batch": 256, "learning_rate": 1e-2, "steps": 2000, "decay_steps": 16_000, "every": 10}
 
     def run(self, cell: Cell, state: CellState) -> list[Row]:
