@@ -1,5 +1,6 @@
 """The command line as a user meets it: its output, its exit code, the files it leaves; mostly in a new process."""
 
+import csv
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import normscope
 from normscope import cli
 from normscope.data import demo_model
 from normscope.files import write_whole
+from normscope.results.result import type_named
 
 
 def run(*arguments):
@@ -43,6 +45,8 @@ def run_here(monkeypatch, capfd):
 
 
 def schema(name):
+    if name in ("inspection", "layer_ranges"):
+        return type_named(name).json_schema()
     return json.loads((files("normscope") / "schemas" / f"{name}.json").read_text(encoding="utf-8"))
 
 
@@ -67,9 +71,9 @@ def inspected(tmp_path_factory):
 
 def test_inspect_prints_json_that_fits_its_schema_and_is_what_python_gives(inspected):
     result = json.loads(inspected[0].stdout)
-    jsonschema.validate(result, schema("inspect"), cls=jsonschema.Draft202012Validator)
-    without_text = normscope.inspect().to_dict()
-    jsonschema.validate(without_text, schema("inspect"), cls=jsonschema.Draft202012Validator)
+    jsonschema.validate(result, schema("inspection"), cls=jsonschema.Draft202012Validator)
+    without_text = normscope.inspect(demo_model()).to_dict()
+    jsonschema.validate(without_text, schema("inspection"), cls=jsonschema.Draft202012Validator)
     for norm in result["norms"]:
         assert norm.pop("landing")["inputs"] > 1000
     for norm in without_text["norms"]:
@@ -112,15 +116,20 @@ def test_tables_are_at_most_100_columns_wide_and_name_every_norm():
     assert all(len(line) <= 100 for line in done.stdout.splitlines())
     for name in ("h.0.ln_1", "h.3.ln_2", "ln_f"):
         assert name in done.stdout
-    assert "Where the inputs land" in done.stdout
-    assert re.search(r"norm +not affine +H 5% +H +H 95% +g=2 +g=4 +g=8 +g=16", done.stdout)
+    assert "closeness" in done.stdout
+    everything = run("inspect", "--text", "sample", "--all").stdout
+    assert all(len(line) <= 100 for line in everything.splitlines())
+    assert re.search(r"H in g groups +affine +read by", everything)
+    rows = list(csv.DictReader(run("inspect", "--text", "sample", "--csv").stdout.splitlines()))
+    assert [row["norm"] for row in rows][::8] == ["transformer.h.0.ln_1", "transformer.ln_f"]
+    assert float(rows[0]["closeness to surface"]) > 0.99
 
 
 def test_ranges_prints_json_that_fits_its_schema_with_witnesses_near_their_bounds():
     done = run("ranges", "--json")
     assert done.returncode == 0
     result = json.loads(done.stdout)
-    jsonschema.validate(result, schema("ranges"), cls=jsonschema.Draft202012Validator)
+    jsonschema.validate(result, schema("layer_ranges"), cls=jsonschema.Draft202012Validator)
     readers = {layer["layer"].rpartition(".")[2] for layer in result["layers"]}
     assert readers == {"c_attn", "c_fc", "lm_head"}
     assert all(layer["witness"]["gap"] <= 1e-6 for layer in result["layers"])
@@ -337,20 +346,20 @@ def inputs(tmp_path):
 def test_every_command_that_calls_a_model_takes_inputs_from_a_file(run_here, inputs, tmp_path):
     done = run_here("inspect", "--inputs", inputs, "--json")
     result = json.loads(done.stdout)
-    jsonschema.validate(result, schema("inspect"), cls=jsonschema.Draft202012Validator)
+    jsonschema.validate(result, schema("inspection"), cls=jsonschema.Draft202012Validator)
     assert [norm["landing"]["inputs"] for norm in result["norms"]] == [12] * 9
     assert result["placement"] == "pre-norm"
     done = run_here("keys", "--inputs", inputs, "--json")
     assert json.loads(done.stdout)["sequences"] == 2
     done = run_here("ranges", "--inputs", inputs, "--json")
     assert json.loads(done.stdout)["layers"] == json.loads(run_here("ranges", "--json").stdout)["layers"]
-    done = run_here("fold", "bundled", tmp_path / "folded", "--inputs", inputs, "--json")
+    done = run_here("fold", "--out", tmp_path / "folded", "--inputs", inputs, "--json")
     assert json.loads(done.stdout)["certificate"]["inputs"] == "input_ids 2×6"
 
 
 @pytest.mark.parametrize("command", ["inspect", "ranges", "keys", "fold"])
 def test_inputs_that_the_model_does_not_take_are_refused(run_here, command, inputs, tmp_path):
-    target = ["bundled", tmp_path / "out"] if command == "fold" else []
+    target = ["--out", tmp_path / "out"] if command == "fold" else []
     np.savez(tmp_path / "wrong.npz", tokens=np.arange(3))
     done = run_here(command, *target, "--inputs", tmp_path / "wrong.npz")
     assert_refused(done, "inputs must be named like parameters of GPT2LMHeadModel.forward, got 'tokens'")
@@ -364,7 +373,7 @@ def test_inputs_that_the_model_does_not_take_are_refused(run_here, command, inpu
 def test_a_text_and_inputs_exclude_each_other_and_lines_need_a_text(run_here, inputs):
     for command in ("inspect", "keys"):
         done = run_here(command, "--inputs", inputs, "--text", "sample")
-        assert_refused(done, "--text and --inputs can't be given together")
+        assert_refused(done, "--text and --inputs cannot be combined")
         assert_refused(run_here(command, "--inputs", inputs, "--lines"), "--lines needs --text")
     assert_refused(run_here("keys"), "give --text (a file, or 'sample') or --inputs FILE")
 

@@ -10,6 +10,8 @@ from torch import nn
 from normscope import Norm
 from normscope.models.checkpoint import CheckpointError
 from normscope.models.find import find
+from normscope.results.inventory import FoundNorm
+from normscope.results.result import load
 from tiny_models import EXPECTED, build, tiny_model
 
 
@@ -234,6 +236,30 @@ def test_an_inventory_reads_like_a_mapping_and_sums_itself_up():
     assert repr(find(nn.Linear(2, 2), inputs=(torch.zeros(1, 2),))) == "Inventory(Linear: no norms)"
 
 
+def test_an_inventory_is_saved_and_loaded_with_its_norms(tmp_path):
+    model = nn.Sequential(nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.RMSNorm(4), nn.BatchNorm1d(4))
+    inventory = find(model)
+    inventory.save(tmp_path / "norms.safetensors")
+    again = load(tmp_path / "norms.safetensors")
+    assert again == inventory
+    assert {name: found.norm for name, found in again.items()} == {name: one.norm for name, one in inventory.items()}
+    assert (again.module, again.graph, inventory.module) == (None, None, model)
+    assert "The model was not traced" in str(again)
+
+
+def test_a_saved_norm_without_its_gains_is_refused():
+    with pytest.raises(ValueError, match="gain must be"):
+        FoundNorm("ln", "layernorm", 4, groups=1, eps=0.0).norm  # noqa: B018
+
+
+def test_inputs_are_a_batch_or_several():
+    model, batch = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), torch.zeros(2, 4)
+    for inputs in (batch, (batch,), {"input": batch}, [batch, batch], iter([{"input": batch}])):
+        assert find(model, inputs=inputs)["1"].unchecked is None
+    with pytest.raises(ValueError, match="inputs must hold at least one batch, got none"):
+        find(model, inputs=[])
+
+
 def test_norms_that_are_stored_but_not_described_are_listed_and_not_dropped(tmp_path):
     tiny_model("gpt2").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -280,7 +306,7 @@ def test_a_norm_that_can_not_be_copied_is_unknown_and_the_others_are_found():
     model = nn.Sequential(nn.LayerNorm(4), nn.LayerNorm(4))
     model[0].last = model[0](torch.ones(2, 4))  # a tensor inside a graph can't be copied
     first, second = find(model).values()
-    assert "can't be copied to be asked" in first.problem
+    assert "can't be copied to be run" in first.problem
     assert second.kind == "layernorm"
 
 

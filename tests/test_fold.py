@@ -4,7 +4,6 @@ import copy
 import importlib.util
 import json
 import re
-from importlib.resources import files
 from pathlib import Path
 
 import jsonschema
@@ -15,12 +14,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from folding_models import ARCHITECTURES, OTHERS, REQUIRED, folding_model
+from normscope.errors import NotCertifiedError
 from normscope.models.find import find
-from normscope.report.tables import tables
+from normscope.results.folding import AFTER_LOOKUP, FOLDED, KEPT, NOTHING, Folding
+from normscope.results.result import load
 from normscope.rewrite import folded_weights as weights
 from normscope.rewrite.fold import fold
-from normscope.rewrite.results import AFTER_LOOKUP, FOLDED, KEPT, NOTHING
-from normscope.rewrite.saved_model import NotTheSameError, save_folding
 
 NORMS = {  # of one layer: how many norms; of them centred, centred but for a tied table, with gain 1
     "gpt2": (3, 0, 3, 2), "opt": (3, 0, 3, 2), "gpt_neox": (3, 3, 0, 3), "gptj": (2, 2, 0, 2), "falcon": (2, 0, 2, 1),
@@ -40,8 +39,8 @@ def test_no_required_architecture_is_left_out():
 
 
 def counts(folding):
-    centring = [verdict.centring.what for verdict in folding.verdicts]
-    affine = [verdict.affine.what for verdict in folding.verdicts]
+    centring = [verdict.centring.what for verdict in folding.norms]
+    affine = [verdict.affine.what for verdict in folding.norms]
     return len(centring), centring.count(FOLDED), centring.count(AFTER_LOOKUP), affine.count(FOLDED)
 
 
@@ -55,25 +54,28 @@ def test_every_architecture_goes_to_disk_and_back_as_the_same_function(architect
     assert folding.certificate.folded_error < 10 * folding.certificate.original_error
     assert folding.certificate.argmax_agreement == 1.0
     assert all(torch.equal(model.state_dict()[name], values) for name, values in before.items())
-    folding = save_folding(folding, tmp_path / "folded")
+    folding.save(tmp_path / "folded")
     loaded = type(model).from_pretrained(tmp_path / "folded").eval()
-    args, kwargs = folding.example
+    args, kwargs = folding.call.args, folding.call.kwargs
     with torch.no_grad():
         for name, value in loaded(*args, **kwargs).items():
             if isinstance(value, torch.Tensor):
                 original = model(*args, **kwargs)[name]
                 torch.testing.assert_close(value, original, rtol=1e-4, atol=1e-4 * float(original.abs().max()))
     described = json.loads((tmp_path / "folded" / "folding.json").read_text(encoding="utf-8"))
-    schema = json.loads((files("normscope") / "schemas" / "fold.json").read_text(encoding="utf-8"))
-    jsonschema.validate(described, schema, cls=jsonschema.Draft202012Validator)
-    assert described == folding.to_dict()
+    jsonschema.validate(described, Folding.json_schema(), cls=jsonschema.Draft202012Validator)
+    measured = ("certificate", "measurements")  # of the file, read back
+    assert {**described, **dict.fromkeys(measured)} == {**folding.to_dict(), **dict.fromkeys(measured)}
+    assert described["certificate"]["read_back"]
+    again = load(tmp_path / "folded")
+    assert (again.to_dict(), again.module, again.holds) == (described, None, True)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "gemma2", "whisper"])
 def test_folded_gains_are_one_wherever_the_model_looks_for_them(architecture):
     folding = fold(folding_model(architecture, layers=1))
-    norms = find(folding.model)
-    for verdict in folding.verdicts:
+    norms = find(folding.module)
+    for verdict in folding.norms:
         ones = bool((norms[verdict.norm].norm.gain == 1).all())
         assert ones == (verdict.affine.what == FOLDED)
 
@@ -84,11 +86,11 @@ def test_untied_heads_take_the_last_gain_and_say_what_they_cost(architecture):
     folding = fold(model, untie=True)
     (tie,) = folding.untied
     assert tie.bytes == 50 * 16 * 4
-    assert folding.model.get_parameter(tie.head) is not folding.model.get_parameter(tie.table)
+    assert folding.module.get_parameter(tie.head) is not folding.module.get_parameter(tie.table)
     assert model.get_parameter(tie.head) is model.get_parameter(tie.table)
     assert model.config.tie_word_embeddings
-    assert folding.certificate.holds
-    last = folding.verdicts[-1] if architecture == "gpt2" else folding.verdicts[4]
+    assert folding.holds
+    last = folding.norms[-1] if architecture == "gpt2" else folding.norms[4]
     assert (last.affine.what, folding.tied) == (FOLDED, ())
 
 
@@ -96,11 +98,11 @@ def test_untied_heads_take_the_last_gain_and_say_what_they_cost(architecture):
 def test_rms_modules_are_the_same_function(architecture):
     model = folding_model(architecture, layers=1)
     folding = fold(model, rms=True)
-    assert folding.certificate.holds
+    assert folding.holds
     assert folding.certificate.rewrite_difference < 1e-13
     expected = {"gpt2": 3, "gemma2": 5}[architecture]
     assert len(folding.replaced) == expected
-    found = find(folding.model)
+    found = find(folding.module)
     assert all(not found[name].norm.projects for name in folding.replaced)
     assert folding.centred_look_ups == (("transformer.wte",) if architecture == "gpt2" else ())
 
@@ -146,13 +148,13 @@ def test_any_gains_and_biases_fold_exactly(seed, size, bias, zeros, huge):
         model.norm1.weight[:zeros] = 0.0
         model.norm2.weight.mul_(huge)
     ids = torch.arange(7)
-    folding = fold(model, ids)
-    torch.testing.assert_close(outputs(folding.model, ids), outputs(model, ids), rtol=1e-9, atol=1e-9 * huge)
-    assert folding.certificate.holds
-    for norm in (folding.model.norm1, folding.model.norm2):
+    folding = fold(model, inputs=ids)
+    torch.testing.assert_close(outputs(folding.module, ids), outputs(model, ids), rtol=1e-9, atol=1e-9 * huge)
+    assert folding.holds
+    for norm in (folding.module.norm1, folding.module.norm2):
         assert set(norm.weight.tolist()) <= {0.0, 1.0}
         assert bool(norm.bias.any()) == (not bias)
-    written = outputs(folding.model.table, ids)
+    written = outputs(folding.module.table, ids)
     torch.testing.assert_close(written.mean(dim=-1), torch.zeros(7).double(), rtol=0, atol=1e-12)
 
 
@@ -161,7 +163,7 @@ def test_a_zero_gain_is_kept_with_its_bias():
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([0.0, 2.0, -0.5, 4.0]))
         model[0].bias.copy_(torch.tensor([3.0, 1.0, 1.0, 0.0]))
-    norm = fold(model, torch.randn(2, 4)).model[0]
+    norm = fold(model, inputs=torch.randn(2, 4)).module[0]
     assert norm.weight.tolist() == [0.0, 1.0, 1.0, 1.0]
     assert norm.bias.tolist() == [3.0, 0.5, -2.0, 0.0]
 
@@ -170,7 +172,7 @@ def test_a_bias_too_large_for_the_dtype_is_not_divided_by_its_gain():
     model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 3, bias=False))
     with torch.no_grad():
         model[0].weight[0], model[0].bias[0] = 1e-30, 1e30
-    verdict = fold(model, torch.randn(2, 4)).verdicts[0].affine
+    verdict = fold(model, inputs=torch.randn(2, 4)).norms[0].affine
     assert verdict.what == KEPT
     assert "beyond what torch.float32 holds" in verdict.reason
 
@@ -193,15 +195,15 @@ class PostNorm(nn.Module):
 
 def test_a_skip_behind_a_constant_gain_loses_its_mean_and_the_readers_take_that_of_the_bias():
     model = PostNorm([2.0, 2.0, 2.0, 2.0], [1.0, 2.0, 3.0, 4.0])
-    folding = fold(model, torch.arange(7))
-    first, second = folding.verdicts
+    folding = fold(model, inputs=torch.arange(7))
+    first, second = folding.norms
     assert (first.centring.what, first.affine.what) == (FOLDED, KEPT)
     assert second.centring.what == FOLDED
-    assert folding.model.first.bias.tolist() == [-1.5, -0.5, 0.5, 1.5]
-    assert folding.certificate.holds
-    rms = fold(model, torch.arange(7), rms=True)
+    assert folding.module.first.bias.tolist() == [-1.5, -0.5, 0.5, 1.5]
+    assert folding.holds
+    rms = fold(model, inputs=torch.arange(7), rms=True)
     assert rms.replaced == ("first", "second")
-    assert rms.certificate.holds
+    assert rms.holds
 
 
 @pytest.mark.parametrize(
@@ -215,36 +217,37 @@ def test_a_skip_behind_a_constant_gain_loses_its_mean_and_the_readers_take_that_
     ],
 )
 def test_a_skip_with_a_mean_keeps_the_next_norm_centring(model, reason):
-    folding = fold(model, torch.arange(7))
-    assert folding.verdicts[1].centring.what == KEPT
-    assert re.search(reason, folding.verdicts[1].centring.reason)
+    folding = fold(model, inputs=torch.arange(7))
+    assert folding.norms[1].centring.what == KEPT
+    assert re.search(reason, folding.norms[1].centring.reason)
     assert "also the skip of the model (add" in folding.kept["first"]
-    assert folding.certificate.holds
+    assert folding.holds
 
 
 def test_a_model_with_nothing_to_fold_comes_out_unchanged():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4))
-    folding = fold(model, torch.randn(2, 4))
+    folding = fold(model, inputs=torch.randn(2, 4))
     assert (folding.changed, folding.folded) == ((), {})
-    assert folding.verdicts[0].affine.what == NOTHING
+    assert folding.norms[0].affine.what == NOTHING
     assert "relu in 1 (relu) writes to its stream" in folding.kept["2"]
     assert all(
-        torch.equal(one, other) for one, other in zip(model.parameters(), folding.model.parameters(), strict=True)
+        torch.equal(one, other) for one, other in zip(model.parameters(), folding.module.parameters(), strict=True)
     )
-    assert "Nothing could be folded: the model is unchanged." in "".join(map(str, tables(folding)))
-    plain = fold(nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4))
-    assert (plain.verdicts, plain.changed, plain.certificate.holds) == ((), (), True)
+    assert "Nothing could be folded: the model is unchanged." in str(folding)
+    plain = fold(nn.Sequential(nn.Linear(4, 4)), inputs=torch.randn(2, 4))
+    assert (plain.norms, plain.changed, plain.holds) == ((), (), True)
 
 
 def test_a_sabotaged_writer_is_caught_and_nothing_is_written(monkeypatch, tmp_path):
     honest = weights.centred
     monkeypatch.setattr(weights, "centred", lambda values, axis: honest(values, axis) * (1 + 1e-6))
     folding = fold(folding_model("gpt2", layers=1))
-    assert not folding.certificate.holds
+    assert not folding.holds
     assert folding.certificate.rewrite_difference > 1e-9
     assert any("has lost nothing but its mean" in broken for broken in folding.certificate.broken)
-    with pytest.raises(NotTheSameError, match="is not the same function"):
-        save_folding(folding, tmp_path / "folded")
+    with pytest.raises(NotCertifiedError, match="is not the same function") as caught:
+        folding.save(tmp_path / "folded")
+    assert caught.value.result is folding
     assert list(tmp_path.iterdir()) == []
 
 
@@ -259,14 +262,14 @@ def test_a_mean_that_is_only_almost_removed_is_caught_without_inputs(monkeypatch
 def test_training_mode_and_hooks_of_the_model_are_as_before():
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Dropout(0.5), nn.Linear(4, 2)).train()
     model[1].eval()
-    folding = fold(model, torch.randn(2, 4))
-    for one in (model, folding.model):
+    folding = fold(model, inputs=torch.randn(2, 4))
+    for one in (model, folding.module):
         assert [module.training for module in one] == [True, False, True, True]
 
 
 def test_a_model_without_weights_is_refused():
     with pytest.raises(ValueError, match="must have its weights loaded"):
-        fold(nn.Linear(2, 2, device="meta"), torch.ones(1, 2))
+        fold(nn.Linear(2, 2, device="meta"), inputs=torch.ones(1, 2))
 
 
 def test_a_model_that_fails_on_generated_inputs_says_with_what_it_was_called():
@@ -284,14 +287,14 @@ class Refusing(nn.Module):
 def test_the_repr_says_what_was_done():
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     nn.init.normal_(model[1].weight)
-    assert repr(fold(model, torch.randn(2, 4))).startswith(
+    assert repr(fold(model, inputs=torch.randn(2, 4))).startswith(
         "Folding(Sequential: of 1 norms 1 centred, 1 with gain 1; certified"
     )
 
 
 def test_a_notebook_shows_a_table():
-    folding = fold(PostNorm([1.0, 2.0, 3.0, 4.0], [0.0] * 4), torch.arange(7))
-    assert "<td>affine: its output is also the skip of the model (add)</td>" in folding._repr_html_()
+    folding = fold(PostNorm([1.0, 2.0, 3.0, 4.0], [0.0] * 4), inputs=torch.arange(7))
+    assert "<td>its output is also the skip of the model (add)</td>" in folding._repr_html_()
 
 
 def test_the_tables_in_the_document_are_those_of_the_runs():

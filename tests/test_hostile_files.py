@@ -17,7 +17,7 @@ from normscope import checks
 from normscope.errors import CheckpointError
 from normscope.files import npz_arrays, unpacked
 from normscope.models.checkpoint import open_checkpoint
-from normscope.studies.labelled_table import read_labelled_table
+from normscope.models.labelled_table import read_labelled_table
 
 
 def npz(**arrays):
@@ -165,15 +165,15 @@ def test_tables_that_can_not_be_read_are_refused_in_one_line(tmp_path, text, lab
 @pytest.mark.parametrize("depth", [65, 10**6, 10**30])
 def test_a_depth_beyond_all_use_is_refused(depth):
     with pytest.raises(ValueError, match="depth must be 64 or less"):
-        normscope.shatter(depth)
+        normscope.capacity.shatter(depth)
 
 
 def test_samples_as_large_as_floats_are_memorised_and_those_that_are_too_small_are_named():
     labels = ["a", "b", "a", "b"]
-    assert normscope.memorize([[1.7e308], [-1.7e308], [0.0], [1.0]], labels).certificate.holds
-    assert normscope.memorize([[5e-324, 1], [1e-323, 2], [2e-323, 3], [3e-323, 4]], labels).certificate.holds
+    assert normscope.capacity.memorize([[1.7e308], [-1.7e308], [0.0], [1.0]], labels).holds
+    assert normscope.capacity.memorize([[5e-324, 1], [1e-323, 2], [2e-323, 3], [3e-323, 4]], labels).holds
     with pytest.raises(ValueError, match=r"spread by less than 5\.6e-309 .*got values from 1e-310 to 4e-310"):
-        normscope.memorize([[1e-310], [2e-310], [3e-310], [4e-310]], labels)
+        normscope.capacity.memorize([[1e-310], [2e-310], [3e-310], [4e-310]], labels)
 
 
 def test_words_of_a_command_line_are_shortened():

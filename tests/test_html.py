@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plotly.offline import get_plotlyjs
 
-from normscope.report.norm_columns import norms_html
-from normscope.report.page import family, render, script_json
-from normscope.studies.inspection import Channel, Profile
-from test_words import CALM_LANDING, calm_norm, inspection
+from normscope.report.norm_figures import family
+from normscope.report.page import render, script_json
+from normscope.results.inspection import Channel
+from test_remarks import CALM_LANDING, calm_norm, inspection
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -30,36 +30,32 @@ def norm_with_profile(name, seed, text, **changes):
     left, lengths, _ = np.linalg.svd(8 * gain[:, None] * centring)
     inputs = rng.normal(size=(50, 64)) @ centring
     outputs = 8 * gain * inputs / np.linalg.norm(inputs, axis=1, keepdims=True)
-    profile = Profile(np.sort(gain), lengths[:63], lengths[:3], outputs @ left[:, :3] if text else None)
-    figures = {
-        "axis_max": lengths[0],
-        "axis_median": float(np.median(lengths[:63])),
-        "axis_min": lengths[62],
-        "anisotropy": lengths[0] / lengths[62],
-        "longest_axis_channels": (Channel(7, 0.8),),
-        "landing": replace(CALM_LANDING, mean_over_sigma_max=10.0 * seed) if text else None,
+    axes = {
+        "longest": float(lengths[0]),
+        "median": float(np.median(lengths[:63])),
+        "shortest": float(lengths[62]),
+        "anisotropy": float(lengths[0] / lengths[62]),
+        "longest_channels": (Channel(7, 0.8),),
+        "lengths": lengths[:63],
     }
-    return calm_norm(name, **figures, profile=profile, **changes)
-
-
-def without_geometry(name, **changes):
-    nothing = dict.fromkeys(
-        ["axis_max", "axis_median", "axis_min", "anisotropy", "participation_ratio", "range_low", "range_high"]
-    )
-    return calm_norm(name, **nothing, **changes)
+    landing = replace(CALM_LANDING, mean_over_sigma_max=10.0 * seed, points=outputs @ left[:, :3]) if text else None
+    return calm_norm(name, found={"gain": gain, **changes}, axes=axes, landing=landing)
 
 
 def whole_model(text):
     layers = [norm_with_profile(f"h.{i}.{part}", i, text) for i in range(3) for part in ("ln_1", "ln_2")]
-    unbounded = Profile(np.ones(64), np.full(63, np.inf), np.full(3, np.inf))
     no_surface = replace(CALM_LANDING, nearness=None, rms_angle=None)
-    flat = Profile(np.ones(2), np.array([1.4]), np.array([1.4]))
     return inspection(
         *layers,
         norm_with_profile("grouped", 4, False, kind="lng", groups=4),
-        without_geometry(HOSTILE, kind="unknown", problem="<b>no</b>", dimension=None, eps=None),
-        without_geometry("projected", kind="projection", profile=unbounded, landing=no_surface if text else None),
-        calm_norm("flat", size=2, dimension=1, profile=flat),
+        calm_norm(
+            HOSTILE,
+            found={"kind": "unknown", "problem": "<b>no</b>", "eps": None, "groups": None, "gain": None},
+            axes="none",
+            dimension=None,
+        ),
+        calm_norm("projected", found={"kind": "projection"}, axes="none", landing=no_surface if text else None),
+        calm_norm("flat", found={"size": 2, "gain": np.ones(2)}, axes={"lengths": np.array([1.4])}, dimension=1),
         model=f"model {HOSTILE}",
         text="sample" if text else None,
     )
@@ -152,8 +148,8 @@ def test_what_has_no_ellipsoid_says_why(elements):
 
 
 def test_axes_of_very_different_lengths_are_not_drawn_to_one_scale():
-    needle = Profile(np.ones(64), np.linspace(100, 1, 63), np.array([100.0, 2.0, 1.0]))
-    page = render(inspection(calm_norm(profile=needle))).replace(get_plotlyjs(), "plotly")
+    needle = np.array([100.0, 2.0, 1.0])
+    page = render(inspection(calm_norm(axes={"lengths": needle}))).replace(get_plotlyjs(), "plotly")
     (norm,) = data_of(Elements(page))["norms"]
     assert not norm["proportional"]
     assert "the first is 100 times the third" in norm["note"]
@@ -170,14 +166,15 @@ def test_half_of_a_surrogate_pair_in_a_name_can_still_be_written():
 
 def test_the_page_of_a_large_model_stays_below_eight_megabytes():
     rng = np.random.default_rng(0)
-    profile = Profile(
-        np.sort(rng.normal(size=256)),
-        np.sort(rng.random(256))[::-1],
-        np.array([3.0, 2.0, 1.0]),
-        rng.normal(size=(400, 3)),
-    )
+    landing = replace(CALM_LANDING, points=rng.normal(size=(400, 3)))
+    gain, lengths = rng.normal(size=8192), np.sort(rng.random(8191))[::-1]
     norms = [
-        calm_norm(f"model.layers.{i}.post_attention_layernorm", profile=profile, landing=CALM_LANDING)
+        calm_norm(
+            f"model.layers.{i}.post_attention_layernorm",
+            found={"gain": gain},
+            axes={"lengths": lengths},
+            landing=landing,
+        )
         for i in range(161)
     ]
     assert len(render(inspection(*norms)).encode()) < 8e6
@@ -209,8 +206,8 @@ def test_the_same_norm_of_every_layer_is_one_family():
 
 
 def test_a_notebook_table_is_escaped_and_complete():
-    table = Elements(norms_html(whole_model(True)))
-    assert set(table.tags()) == {"table", "caption", "thead", "tr", "th", "tbody", "td"}
+    table = Elements(whole_model(True)._repr_html_())
+    assert set(table.tags()) == {"table", "caption", "thead", "tr", "th", "tbody", "td", "p"}
     assert table.tags().count("tr") == 1 + len(whole_model(True).norms)
 
 
@@ -234,12 +231,12 @@ addEventListener("load", async () => {
   const tops = () => ellipsoid.data[0].z[0][0];
   try {
     outcome.original = names();
-    const longest = heading("longest");
+    const longest = heading("longest axis");
     longest.firstElementChild.click();
     outcome.ascending = { names: names(), sort: longest.getAttribute("aria-sort") };
     longest.firstElementChild.click();
     outcome.descending = { names: names(), sort: longest.getAttribute("aria-sort") };
-    heading("name").firstElementChild.click();
+    heading("norm").firstElementChild.click();
     outcome.byName = { names: names(), sort: longest.getAttribute("aria-sort") };
 
     const filter = document.getElementById("filter");
@@ -318,7 +315,7 @@ def test_the_browser_reports_no_problem(outcome):
 
 
 def test_a_heading_sorts_the_table_with_missing_values_last(outcome):
-    norms = {norm.name: norm.axis_max for norm in whole_model(text=True).norms}
+    norms = {norm.name: norm.axes and norm.axes.longest for norm in whole_model(text=True).norms}
     known = sorted((name for name in norms if norms[name] is not None), key=norms.get)
     missing = [HOSTILE, "projected"]
     lengths = {order: [norms[name] for name in outcome[order]["names"]] for order in ("ascending", "descending")}
@@ -342,7 +339,7 @@ def test_choosing_another_norm_changes_the_picture(outcome):
     norms = {norm.name: norm for norm in whole_model(text=True).norms}
     assert outcome["changed"]
     for shown, name, traces in (("first", "h.0.ln_1", 3), ("other", "grouped", 2)):
-        assert outcome[shown]["top"] == pytest.approx(norms[name].profile.longest[2], rel=1e-3)
+        assert outcome[shown]["top"] == pytest.approx(norms[name].axes.lengths[2], rel=1e-3)
         assert outcome[shown]["traces"] == traces
 
 

@@ -91,7 +91,7 @@ def test_where_inputs_land_is_about_what_a_gated_norm_normalizes(place):
     torch.manual_seed(1)
     model = Block(Gated(place, F.silu), BODIES["x first"])
     x = torch.randn(1, 50, SIZE)
-    (norm,) = ns.inspect(model, batches=[{"x": x}]).norms
+    (norm,) = ns.inspect(model, inputs={"x": x}).norms
     normalized = x[0] * F.silu(model.enter(x[0])) if place == "before" else x[0]
     risk = (normalized.mean(-1).abs() / normalized.std(-1, unbiased=False)).detach().numpy()
     assert norm.landing.mean_over_sigma.median == pytest.approx(np.median(risk), rel=1e-5)
@@ -112,11 +112,11 @@ def test_a_norm_with_shift_and_factor_has_no_ellipsoid_and_no_landing_and_is_kep
     found = ns.find(model, inputs=EXAMPLE)["norm"]
     assert found.norm is None
     assert "is called with 3 values in the model (x, shift, factor)" in found.problem
-    (norm,) = ns.inspect(model, batches=[{"x": torch.randn(1, 5, SIZE)}]).norms
+    (norm,) = ns.inspect(model, inputs={"x": torch.randn(1, 5, SIZE)}).norms
     assert (norm.kind, norm.landing) == ("unknown", None)
     swapping = ns.swap(model, groups=2, only="*")
-    assert [kept.name for kept in swapping.kept] == ["norm"]
-    assert swapping.model(*EXAMPLE).shape == (2, 5, 4)
+    assert [kept.norm for kept in swapping.kept] == ["norm"]
+    assert swapping.module(*EXAMPLE).shape == (2, 5, 4)
 
 
 class AnyArguments(nn.LayerNorm):
@@ -151,7 +151,7 @@ def test_a_group_norm_is_judged_by_the_shape_that_it_is_called_with():
     positions = Block(norm, lambda self, x: self.norm(x.mT).mT)
     found = ns.find(positions, inputs=EXAMPLE)["norm"]
     assert found.norm is None
-    assert "the answer to one vector depends on the others" in found.problem
+    assert "the output for one vector depends on the others" in found.problem
 
 
 def test_arguments_of_a_group_norm_are_seen_too():
@@ -211,7 +211,7 @@ def test_ranges_start_from_calls_of_functions_too():
 
 def test_inspect_sees_qk_norms_that_are_functions():
     model = Functional()
-    inspection = ns.inspect(model, batches=[{"x": torch.randn(1, 4, 8)}])
+    inspection = ns.inspect(model, inputs={"x": torch.randn(1, 4, 8)})
     assert inspection.qk_norm
     assert inspection.norms[0].name == "forward:layer_norm"
     assert inspection.untraced is None

@@ -15,7 +15,7 @@ from normscope.data import demo_model
 from normscope.models.batches import batches_for, first_batch, read_inputs
 from normscope.models.example_inputs import example_inputs
 from normscope.models.load import text_batches
-from normscope.rewrite.saved_model import fold_checkpoint
+from normscope.rewrite.fold import fold
 from tiny_models import build
 
 SHAPES = {  # of an example, where it is more than token ids
@@ -200,7 +200,8 @@ def test_a_batch_must_fit_the_parameters_of_forward():
     assert "inputs must have 'x', which Two.forward needs" in refusal(
         ValueError, first_batch, model, {"shift": torch.ones(4)}
     )
-    assert "must be a mapping" in refusal(ValueError, first_batch, model, [torch.ones(3, 4)])
+    assert "must be a mapping" in refusal(ValueError, first_batch, model, ["words"])
+    assert fitted["x"].equal(first_batch(model, [torch.ones(3, 4)])["x"])
     assert "at least one batch" in refusal(ValueError, batches_for, model, [])
     assert "3 NaN or infinite" in refusal(ValueError, first_batch, model, {"x": torch.full((1, 3), torch.inf)})
 
@@ -224,15 +225,10 @@ def test_a_module_of_one_s_own_is_studied_on_inputs():
     assert (norm.landing.inputs, norm.read_by) == (10, ("layer",))
     (layer,) = normscope.ranges(model, inputs=batch).layers
     assert (layer.layer, layer.norm) == ("layer", "norm")
-    (same,) = normscope.ranges(model, batch).layers
-    assert (layer.low, layer.high) == (same.low, same.high)
     folding = normscope.fold(model, inputs=batch)
     assert folding.certificate.holds
     assert folding.certificate.inputs == "x 5×4"
-    for function in (normscope.inspect, normscope.keys):
-        assert "can't be given together" in refusal(ValueError, function, model, inputs=batch, batches=[batch])
-    assert "can't be given together" in refusal(ValueError, normscope.ranges, model, batch, inputs=batch)
-    assert "can't be given together" in refusal(ValueError, normscope.fold, model, batch["x"], inputs=batch)
+    assert "cannot be combined" in refusal(ValueError, normscope.inspect, model, inputs=batch, text="words")
 
 
 def test_keys_of_a_live_module_and_of_a_folder_are_those_of_inputs():
@@ -245,11 +241,11 @@ def test_keys_of_a_live_module_and_of_a_folder_are_those_of_inputs():
 
 
 def test_two_towers_are_folded_from_the_command_line_s_own_call(clip, tmp_path):
-    folding = fold_checkpoint(clip, tmp_path / "folded")
+    folding = fold(clip, out=tmp_path / "folded")
     assert folding.not_run == ()
     assert folding.certificate.inputs == "input_ids 2×8, pixel_values 2×3×8×8"
     own = {"input_ids": torch.arange(3, 9).reshape(1, 6), "pixel_values": torch.ones(1, 3, 8, 8)}
-    folding = fold_checkpoint(clip, tmp_path / "again", inputs=own)
+    folding = fold(clip, out=tmp_path / "again", inputs=own)
     assert folding.certificate.inputs == "input_ids 1×6, pixel_values 1×3×8×8"
 
 
@@ -263,7 +259,7 @@ def test_a_sound_model_is_traced_from_its_folder(tmp_path):
 
 def test_every_line_of_a_text_is_a_sequence():
     text = "To be, or not to be.\n\n  \nThat is the question.\nTo be"
-    batches = text_batches(demo_model(), text, lines=True)
+    batches = text_batches(demo_model(), text.splitlines())
     apart = [next(iter(text_batches(demo_model(), line))) for line in text.split("\n") if line.strip()]
     assert len(batches) == len(apart) == 3
     assert all(torch.equal(one["input_ids"], other["input_ids"]) for one, other in zip(batches, apart, strict=True))
@@ -271,12 +267,12 @@ def test_every_line_of_a_text_is_a_sequence():
     found = normscope.keys(text=text, lines=True)
     assert (found.sequences, normscope.keys(text=text).sequences) == (3, 1)
     tokens = sum(batch["input_ids"].numel() for batch in apart)
-    assert normscope.inspect(text=text, lines=True).norms[0].landing.inputs == tokens
+    assert normscope.inspect(demo_model(), text=text.splitlines()).norms[0].landing.inputs == tokens
 
 
 def test_a_line_that_is_too_long_is_cut_and_joined_with_no_other():
     long = "word " * 300
-    batches = list(text_batches(demo_model(), f"{long}\nshort", lines=True))
+    batches = list(text_batches(demo_model(), [long, "short"]))
     alone = list(text_batches(demo_model(), long.rstrip()))
     assert len(alone) > 1
     assert len(batches) == len(alone) + 1

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from normscope.capacity.scatter import ssr
+from normscope.capacity import scatter
 from normscope.norm import Norm
 from normscope_lab.engine.experiment import experiment_named
 from normscope_lab.engine.runs import reproduce
@@ -90,4 +90,4 @@ def test_xor_is_what_no_linear_map_can_cluster():
     labels = rng.integers(0, 2, 50)
     corners = DATA["XOR"](rng, labels)
     assert ((corners.sum(axis=1) % 2).astype(int) == labels).all()
-    assert ssr(corners, labels) > 0.8
+    assert scatter(corners, labels).ssr > 0.8

@@ -4,7 +4,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from normscope import Norm
-from normscope.capacity.nonlinearity import nonlinearity
+from normscope.capacity import nonlinearity
 from normscope.studies import affine_fit
 from normscope.studies.landing import KEPT, LandingGatherer
 from strategies import seeds
@@ -81,14 +81,13 @@ def test_constant_and_zero_inputs_have_figures_too():
 def test_without_inputs_there_is_nothing_to_say():
     gatherer = LandingGatherer(Norm(gain=np.ones(4)))
     assert gatherer.result() is None
-    assert gatherer.points() is None
 
 
 def test_points_are_outputs_along_the_three_longest_axes():
     rng = np.random.default_rng(0)
     norm = Norm(gain=rng.normal(size=6), bias=rng.normal(size=6))
     x = rng.normal(size=(10, 6))
-    points = gathered(norm, x).points()
+    points = gathered(norm, x).result().points
     assert points == pytest.approx((norm(x) - norm.bias) @ norm.ellipsoid.axes()[:, :3])
     assert np.all(np.sum((points / norm.ellipsoid.lengths[:3]) ** 2, axis=1) <= 1)
 

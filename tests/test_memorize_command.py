@@ -3,21 +3,18 @@
 import json
 import re
 from importlib.resources import files
-from io import StringIO
 from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
-import normscope.report.tables  # noqa: F401  (registers all tables)
-from normscope import load_network
+import normscope as ns
 from normscope.cli import app
-from normscope.report.tables import tables
-from normscope.studies.labelled_table import read_labelled_table
-from normscope.studies.memorize import memorize
+from normscope.models.labelled_table import read_labelled_table
+from normscope.results.memorized import Memorized
+from normscope.studies.memorize import memorize_file
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -81,22 +78,23 @@ def test_names_and_lines_are_those_of_the_file(tmp_path):
 )
 def test_a_file_that_can_not_be_memorised_is_refused_with_the_place(tmp_path, text, label, message):
     with pytest.raises(ValueError, match=message):
-        memorize(text_file(tmp_path / "t.csv", text), label)
+        memorize_file(text_file(tmp_path / "t.csv", text), label)
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path):
     (tmp_path / "t.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="must be a UTF-8 text file of columns"):
-        memorize(tmp_path / "t.csv")
+        memorize_file(tmp_path / "t.csv")
 
 
 def test_json_follows_its_schema(tmp_path):
     done = command(random_file(tmp_path / "t.csv"), "--json")
     assert done.exit_code == 0
     found = json.loads(done.stdout)
-    jsonschema.validate(found, schema("memorize"))
-    assert found["certificate"]["holds"]
-    assert (found["paper_bound"], found["width"], found["label_column"]) == (28, 3, "3")
+    jsonschema.validate(found, Memorized.json_schema())
+    assert (found["type"], found["holds"], found["certified"], found["count"]) == ("memorized", True, 30, 30)
+    assert (found["most"], found["width"], found["label_column"]) == (28, 3, "3")
+    assert [each["label"] for each in found["classes"]] == ["0", "1"]
 
 
 def test_the_network_and_the_picture_are_written_once(tmp_path):
@@ -105,7 +103,7 @@ def test_the_network_and_the_picture_are_written_once(tmp_path):
     assert done.exit_code == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     table = read_labelled_table(file)
-    assert load_network(net).predict(table.samples).tolist() == table.labels
+    assert ns.load(net).network.predict(table.samples).tolist() == ns.load(net).labels.tolist() == table.labels
     before = net.read_bytes()
     again = command(file, "-o", net)
     assert isinstance(again.exception, FileExistsError)
@@ -114,52 +112,65 @@ def test_the_network_and_the_picture_are_written_once(tmp_path):
     assert net.read_bytes() != before
 
 
-@pytest.mark.parametrize("method", ["fold", "merge"])
+@pytest.mark.parametrize("method", ["search", "merge"])
 def test_verify_shows_again_that_a_network_gives_every_sample_its_label(tmp_path, method):
     file, net = random_file(tmp_path / "t.csv", count=40, classes=3), tmp_path / "n.safetensors"
     command(file, "-o", net, "--method", method)
-
-    def verified(*samples):
-        return CliRunner().invoke(app, ["verify", str(net), *map(str, samples)])
-
-    done = verified(file)
-    assert done.exit_code == 0
     shown = {
-        "fold": "the weights that the module stores; the module is right on",
+        "search": "the weights that the module stores; the module is right on",
         "merge": r"exact weights of \d+ bits; the module stores them rounded to float64, and is right on",
     }[method]
-    said = rf"all 40 samples get their labels, shown with \d+ bits for {shown} \d+ in a batch, \d+ one by one\n"
-    assert re.fullmatch(said, done.stdout)
+    said = rf"all 40 samples get their labels, shown with \d+ bits for {shown} \d+ in floats"
+    for found in (ns.verify(net), ns.verify(net, against=file), ns.verify(net, against=str(file), label="3")):
+        assert found.holds
+        assert re.fullmatch(said, found.reason)
+
+
+def test_a_result_is_held_against_a_file_of_samples(tmp_path):
+    file, net = random_file(tmp_path / "t.csv", count=40, classes=3), tmp_path / "n.safetensors"
+    command(file, "-o", net, "--dtype", "float32")
     lines = file.read_text(encoding="utf-8").splitlines()
     a, b, label = lines[6].split(",")
+    other = (int(label) + 1) % 3
+    differ = "of 40 samples differ from those that were certified"
     for changed, reason in (
-        (f"{a},{b},{(int(label) + 1) % 3}", "1 of 40 samples are not shown to get their labels: first line 7 of "),
-        (f"{a},{b},green", "the network has no class 'green', which"),
+        ([*lines[:6], f"{a},{b},{other}", *lines[7:]], f"line 7 of .* has label '{other}'; 1 {differ}"),
+        ([*lines[:6], f"{a},{b},green", *lines[7:]], f"line 7 of .* has label 'green'; 1 {differ}"),
+        ([*lines[:6], f"{a},{b}9,{label}", *lines[7:]], None),  # beyond the digits of float32
+        ([*lines[:6], f"{a},1e99,{label}", *lines[7:]], f"line 7 of .* has another sample; 1 {differ}"),
+        ([lines[1], lines[0], *lines[2:]], f"line 1 of .* has another sample; 2 {differ}"),
+        (lines[:-1], "was certified on 40 samples of 2 channels, and .* has 39 of 2"),
+        (["1,0", "2,1"], "was certified on 40 samples of 2 channels, and .* has 2 of 1"),
     ):
-        done = verified(text_file(tmp_path / "other.csv", "\n".join([*lines[:6], changed, *lines[7:]])))
-        assert done.exit_code == 1
-        assert reason in done.stdout
-    assert "takes 2 channels" in verified(text_file(tmp_path / "other.csv", "1,0\n2,1\n")).stdout
-    assert "name the file that it has memorised" in str(verified().exception)
-    assert "needs no samples" in str(CliRunner().invoke(app, ["verify", str(file), str(file)]).exception)
+        found = ns.verify(net, against=text_file(tmp_path / "other.csv", "\n".join(changed)))
+        assert found.holds == (reason is None)
+        assert reason is None or re.search(reason, found.reason)
 
 
-def test_the_table_shows_depth_certificate_and_the_way_of_the_labels(tmp_path):
-    result = memorize(random_file(tmp_path / "t.csv", count=40))
-    text = StringIO()
-    console = Console(file=text, width=100)
-    for part in tables(result):
-        console.print(part)
-    shown = text.getvalue()
-    assert f"{result.network.depth} LayerNorms of width 3 (projection merge needs up to 38" in shown
-    assert "40 of 40 samples in exact arithmetic" in shown
-    last = shown.rstrip().splitlines()[-1].split()
-    assert last[0] == str(result.network.depth)
-    assert last[1] in (
-        "o" * result.labels.count("0") + "x" * result.labels.count("1"),
-        "x" * result.labels.count("1") + "o" * result.labels.count("0"),
-    )
+def test_the_table_shows_classes_the_way_of_the_labels_and_the_depth(tmp_path):
+    result = memorize_file(random_file(tmp_path / "t.csv", count=40))
+    shown = str(result)
+    flat = " ".join(shown.split())
+    assert f"{result.depth} LayerNorms of width 3: projection merge needs up to 38" in flat
+    assert "40 of 40 samples are certified in exact arithmetic" in flat
+    ones, twos = (each.samples for each in result.classes)
+    assert (ones, twos) == tuple((result.labels == label).sum() for label in ("0", "1"))
+    last = result.stages[-1]
+    assert (last.layer, last.runs, last.labels) == (result.depth, 2, "o" * ones + "x" * twos)
+    assert f"{last.layer}     2  {last.labels}" in shown
+    assert [stage.runs for stage in result.stages] == sorted((stage.runs for stage in result.stages), reverse=True)
     assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_the_way_of_the_samples_ends_with_each_class_in_one_piece(tmp_path):
+    for method in ("search", "merge"):
+        result = memorize_file(random_file(tmp_path / "t.csv", count=30, classes=3), method=method)
+        assert result.journey.shape == (result.depth + 1, 30)
+        assert (result.journey.min(), result.journey.max()) == (0.0, 1.0)
+        numbers = result.label_numbers[np.argsort(result.journey[-1], kind="stable")]
+        assert (np.diff(numbers) >= 0).all()
+        figure = result.plot()
+        assert f"found by {method}" in figure.get_suptitle()
 
 
 def test_the_published_data_sets_are_those_of_the_run():

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from normscope import Norm
-from normscope.capacity.nonlinearity import admissible_groups, bending, nonlinearity
+from normscope.capacity import nonlinearity
+from normscope.capacity.second_derivative import admissible_groups
 from oracles import torch_through
 from strategies import seeds
 
@@ -115,7 +116,7 @@ def test_without_scaling_it_is_zero_everywhere(project):
     norm = Norm(gain=np.arange(6.0), project=project, scale=False)
     assert np.array_equal(nonlinearity(norm, x), np.zeros(5))
     assert squared_hessian(lambda row: torch_through(norm, row), x[0]) == 0
-    assert bending(norm, x).factors == {}
+    assert nonlinearity(norm, x, "all").factors == {}
 
 
 def test_a_batch_norm_in_eval_mode_is_affine_and_has_none():
@@ -203,7 +204,7 @@ def test_what_is_beyond_all_floats_is_infinite_or_zero():
 def test_a_batch_has_the_values_of_its_vectors(data):
     norm = data.draw(bent_norms())
     x = np.random.default_rng(data.draw(seeds)).normal(size=(2, 3, norm.size))
-    whole = bending(norm, x)
+    whole = nonlinearity(norm, x, "all")
     assert whole.nonlinearity.shape == (2, 3)
     assert all(factor.shape == (2, 3) for factor in whole.factors.values())
     for place in np.ndindex(2, 3):
@@ -223,7 +224,7 @@ def test_factors_are_ratios_of_two_nonlinearities(size, seed, place, data):
     build["project"] = data.draw(st.booleans())
     norm = Norm(**build, groups=now)
     x = rng.normal(size=(3, size)) * 10.0 ** rng.uniform(-2, 2, size) + rng.normal()
-    whole = bending(norm, x, eps_place=place)
+    whole = nonlinearity(norm, x, "all", eps_place=place)
     assert set(whole.factors) == set(admissible_groups(norm))
     assume((whole.nonlinearity > 0).all())
     for groups, factor in whole.factors.items():
@@ -235,13 +236,15 @@ def test_a_factor_has_a_value_where_neither_nonlinearity_has():
     norm = Norm(gain=np.ones(12), eps=0)
     x = np.random.default_rng(0).normal(size=12)
     for size in (1e-200, 1e200, 1e-300):
-        assert bending(norm, size * x).factors[4] == pytest.approx(bending(norm, x).factors[4], rel=1e-12)
+        assert nonlinearity(norm, size * x, "all").factors[4] == pytest.approx(
+            nonlinearity(norm, x, "all").factors[4], rel=1e-12
+        )
 
 
 def test_there_is_no_factor_where_the_norm_does_not_bend():
     for eps in (0.0, 1.0):
-        assert np.isnan(bending(Norm(gain=np.ones(6), eps=eps), np.ones(6)).factors[2])
-    assert bending(Norm(gain=np.ones(6), eps=0), [1, 1, 1, 2, 3, 4]).factors[2] == np.inf
+        assert np.isnan(nonlinearity(Norm(gain=np.ones(6), eps=eps), np.ones(6), "all").factors[2])
+    assert nonlinearity(Norm(gain=np.ones(6), eps=0), [1, 1, 1, 2, 3, 4], "all").factors[2] == np.inf
 
 
 @given(size=sizes, seed=seeds, spread=st.floats(0, 6))
@@ -249,7 +252,7 @@ def test_there_is_no_factor_where_the_norm_does_not_bend():
 def test_without_eps_the_proposition_holds_at_every_point(size, seed, spread):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(20, size)) * 10.0 ** (spread * rng.normal(size=(1, size)) / 3) + rng.normal(size=(20, size))
-    for groups, factor in bending(Norm(gain=np.ones(size), eps=0), x).factors.items():
+    for groups, factor in nonlinearity(Norm(gain=np.ones(size), eps=0), x, "all").factors.items():
         assert groups <= size / 3
         assert np.all(factor >= (1 - 1e-12) * groups * (size - 2 * groups) / (size - 2))
         assert np.all(factor >= 1 - 1e-12)
@@ -263,23 +266,27 @@ def test_the_bound_is_reached_where_all_groups_share_mean_and_variance(groups, c
     one, size = rng.normal(size=channels), groups * channels
     one -= one.mean()
     x = np.concatenate([rng.permutation(one) * rng.choice([1, sign]) for _ in range(groups)]) + 3
-    factor = bending(Norm(gain=np.ones(size), eps=0), x).factors[groups]
+    factor = nonlinearity(Norm(gain=np.ones(size), eps=0), x, "all").factors[groups]
     assert factor == pytest.approx(groups * (size - 2 * groups) / (size - 2), rel=1e-10)
     x[:channels] += 1.0  # another mean
-    assert bending(Norm(gain=np.ones(size), eps=0), x).factors[groups] > factor * (1 + 1e-6)
+    assert nonlinearity(Norm(gain=np.ones(size), eps=0), x, "all").factors[groups] > factor * (1 + 1e-6)
 
 
 def test_with_eps_groups_can_bend_less():
     rng = np.random.default_rng(0)
     steps = np.repeat(np.arange(4.0), 4) + 1e-9 * rng.normal(size=16)  # groups of hardly any variance
-    assert bending(Norm(gain=np.ones(16), eps=0), steps).factors[4] > 1e20
-    assert bending(Norm(gain=np.ones(16), eps=1e-5), steps).factors[4] < 1
+    assert nonlinearity(Norm(gain=np.ones(16), eps=0), steps, "all").factors[4] > 1e20
+    assert nonlinearity(Norm(gain=np.ones(16), eps=1e-5), steps, "all").factors[4] < 1
 
 
 def test_with_gains_that_differ_groups_can_bend_less():
     x = np.array([20.0, 20.1, 20.2, 10.0, 20.0, 30.0])
     gain = np.array([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
-    assert bending(Norm(gain=gain, eps=0), x).factors[2] < 1 < bending(Norm(gain=np.ones(6), eps=0), x).factors[2]
+    assert (
+        nonlinearity(Norm(gain=gain, eps=0), x, "all").factors[2]
+        < 1
+        < nonlinearity(Norm(gain=np.ones(6), eps=0), x, "all").factors[2]
+    )
 
 
 def test_a_projected_group_has_three_channels_or_more():
@@ -294,4 +301,29 @@ def test_bad_arguments_are_refused_with_what_came():
     with pytest.raises(ValueError, match=r"x must have 3 channels in its last axis, got shape \(2,\)"):
         nonlinearity(norm, [1, 2])
     with pytest.raises(ValueError, match="eps_place must be one of inside, outside, floor, got 'within'"):
-        bending(norm, [1, 2, 3], eps_place="within")
+        nonlinearity(norm, [1, 2, 3], "all", eps_place="within")
+
+
+def test_the_groups_that_are_asked_for_are_compared_with():
+    norm, x = Norm(gain=np.ones(12), eps=0, groups=2), np.random.default_rng(0).normal(size=12)
+    every = nonlinearity(norm, x, "all")
+    assert list(every.factors) == [1, 3, 4]
+    for groups in (3, [3], (3,), np.array([3])):
+        assert nonlinearity(norm, x, groups).factors == {3: pytest.approx(every.factors[3], rel=1e-14)}
+    assert nonlinearity(norm, x, [4, 2, 4]).factors == {4: pytest.approx(every.factors[4]), 2: 1.0}
+    assert nonlinearity(norm, x, []).factors == {}
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ("some", "groups must be numbers, or 'all', got 'some'"),
+        (5, "groups must be admissible for the 12 channels, got 5: try 2, 3, 4"),
+        (6, "groups must be admissible for the 12 channels, got 6"),
+        (2.0, "groups must be a whole number"),
+        (0, "groups must be a whole number, 1 or more, got 0"),
+    ],
+)
+def test_groups_that_can_not_be_are_refused(groups, message):
+    with pytest.raises(ValueError, match=message):
+        nonlinearity(Norm(gain=np.ones(12)), np.arange(12), groups)

@@ -214,7 +214,7 @@ def test_a_default_that_needs_another_library_is_refused():
 )
 def test_every_command_refuses_in_one_line(command, folder, tmp_path, name, settings, key):
     change(folder / "config.json", **settings)
-    more = {"keys": ["--text", "sample"], "fold": [tmp_path / "folded"]}.get(name, [])
+    more = {"keys": ["--text", "sample"], "fold": ["--out", tmp_path / "folded"]}.get(name, [])
     started = time.monotonic()
     code, out, err = command(name, folder, *more)
     assert (code, out, err.count("\n")) == (2, "", 1)

@@ -142,15 +142,15 @@ def test_too_few_keys_compared_is_no_agreement(monkeypatch):
     monkeypatch.setattr(agreement_bench, "preference", lambda keys, key, bias: None)
     agreement = agreement_bench.run(30)
     assert agreement.compared == 0
-    assert sum(row.unanswered + row.degenerate for row in agreement.kinds) == agreement.keys >= 60
+    assert sum(row.unanswered + row.near_ties for row in agreement.kinds) == agreement.keys >= 60
     assert not agreement.holds
 
 
-def test_degenerate_keys_are_counted_and_not_compared():
+def test_near_ties_are_counted_and_not_compared():
     judged = [agreement_bench._judge(number) for number in range(40) if agreement_bench.key_set(number)[0] == "lattice"]
-    assert any(one.degenerate.any() for one in judged)
+    assert any(one.near_ties.any() for one in judged)
     for one in judged:
-        assert not (one.compared & one.degenerate).any()
+        assert not (one.compared & one.near_ties).any()
 
 
 def test_without_scipy_one_line_names_what_to_install(monkeypatch):

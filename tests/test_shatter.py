@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from importlib.resources import files
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -13,19 +13,28 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
 from typer.testing import CliRunner
 
-import normscope
-from normscope.capacity import shatter as shattering
-from normscope.capacity.equal_creases import ROUNDNESS, folded_points, folding_numbers, maps_of, other_labels
-from normscope.capacity.scaling_layer import layer_norm_network
-from normscope.capacity.shatter import shatter
-from normscope.capacity.shatter_fit import _products, _solved, fitted, score, slope
-from normscope.capacity.shatter_state import Networks, all_labels, shown
+import normscope as ns
+from normscope.capacity import labellings, shatter
+from normscope.capacity.labellings import Networks, network_of
+from normscope.capacity.shatter_fit import (
+    ROUNDNESS,
+    _products,
+    _solved,
+    creased_points,
+    creasing_numbers,
+    fitted,
+    other_labels,
+    score,
+    slope,
+)
+from normscope.certificates.check_networks import all_labels, check_shattering, shown
 from normscope.cli import app
-from normscope.cli.shatter import shatter as command
-from normscope.report.tables import tables
+from normscope.results.result import load_bytes
+from normscope.results.shattering import Shattering
 
 DOCS = Path(__file__).parent.parent / "docs"
 seeds = st.integers(0, 2**32 - 1)
@@ -53,24 +62,24 @@ def shattered(request):
 # The points and the first network
 
 
-@pytest.mark.parametrize("folds", range(6))
-def test_equal_folds_take_the_points_to_the_ends(folds):
-    points = folded_points(folds)
-    assert len(points) == 2**folds + 1
+@pytest.mark.parametrize("creases", range(6))
+def test_equal_creases_take_the_points_to_the_ends(creases):
+    points = creased_points(creases)
+    assert len(points) == 2**creases + 1
     assert (np.diff(points) > 0).all()
-    folded = points
-    for _ in range(folds):
+    creased = points
+    for _ in range(creases):
         length = np.sqrt(1 + ROUNDNESS**2) - ROUNDNESS
-        folded = 2 * (np.sqrt(folded**2 + ROUNDNESS**2) - ROUNDNESS) / length - 1
-    first = 1 if folds else -1
-    assert folded == pytest.approx(first * (-1) ** np.arange(len(points)), abs=1e-9)
+        creased = 2 * (np.sqrt(creased**2 + ROUNDNESS**2) - ROUNDNESS) / length - 1
+    first = 1 if creases else -1
+    assert creased == pytest.approx(first * (-1) ** np.arange(len(points)), abs=1e-9)
 
 
-@given(depth=st.integers(1, 6), folds=st.integers(0, 6))
-def test_the_network_of_folds_alternates_at_any_depth_that_holds_them(depth, folds):
-    folds = min(folds, depth)
-    found = scores(folding_numbers(depth, folds), depth, folded_points(folds))
-    assert changes(found) == 2**folds
+@given(depth=st.integers(1, 6), creases=st.integers(0, 6))
+def test_the_network_of_creases_alternates_at_any_depth_that_holds_them(depth, creases):
+    creases = min(creases, depth)
+    found = scores(creasing_numbers(depth, creases), depth, creased_points(creases))
+    assert changes(found) == 2**creases
     assert np.abs(found).min() > 0.1
 
 
@@ -80,7 +89,7 @@ def test_the_network_of_folds_alternates_at_any_depth_that_holds_them(depth, fol
 @given(seed=seeds, depth=depths)
 def test_scores_and_slopes_are_those_of_the_module(seed, depth):
     numbers, points = random_numbers(seed, depth), np.array([-1.0, 0.1, 0.8])
-    outputs = layer_norm_network(maps_of(numbers))(torch.from_numpy(points[:, None])).numpy()
+    outputs = network_of(numbers)(torch.from_numpy(points[:, None])).numpy()
     found = scores(numbers, depth, points)
     assert (outputs[:, 1] - outputs[:, 0]) / 2 == pytest.approx(found, rel=1e-6, abs=1e-9)
 
@@ -123,7 +132,7 @@ def test_a_fit_is_never_worse_than_its_start_and_says_how_good_it_is(seed, depth
 
 @given(seed=seeds, depth=depths)
 def test_no_network_changes_its_label_more_often_than_the_bound_says(seed, depth):
-    numbers = folding_numbers(depth, depth) + 0.3 * random_numbers(seed, depth)
+    numbers = creasing_numbers(depth, depth) + 0.3 * random_numbers(seed, depth)
     assert changes(scores(numbers, depth, np.linspace(-3, 3, 4001))) <= 2**depth
 
 
@@ -148,14 +157,14 @@ def test_twice_to_the_depth_and_one_points_are_shattered(shattered):
     assert len(shattered.points) == shattered.bound == 2**depth + 1
     assert shattered.shatters
     assert shattered.certified == shattered.labellings == 2 ** len(shattered.points)
-    assert shattered.open == []
+    assert shattered.open == ()
     assert shattered.margin > 1e-3
     assert sum(row.labellings for row in shattered.by_runs) == shattered.labellings
     assert repr(shattered).startswith(f"Shattering({shattered.bound} points shattered at depth {depth}: ")
 
 
 def test_every_labelling_has_a_network_of_that_depth_that_gives_it(shattered):
-    samples = torch.from_numpy(shattered.points.copy())[:, None]
+    samples = torch.tensor(shattered.points, dtype=torch.float64)[:, None]
     for labels in itertools.product((0, 1), repeat=len(shattered.points)):
         network = shattered.network(labels)
         assert network(samples).argmax(dim=1).tolist() == list(labels)
@@ -167,7 +176,7 @@ def test_networks_are_right_in_many_digits_by_the_definition():
     result = shatter(2)
     for labels in itertools.product((0, 1), repeat=5):
         network = result.network(labels)
-        assert tuple(exact_winner(network, point) for point in result.points.tolist()) == labels
+        assert tuple(exact_winner(network, point) for point in result.points) == labels
 
 
 def test_runs_are_counted(shattered):
@@ -179,7 +188,7 @@ def test_runs_are_counted(shattered):
 
 @pytest.mark.parametrize(("depth", "points"), [(1, 2), (2, 4), (3, 6), (4, 7), (6, 5)])
 def test_fewer_points_than_the_bound_are_shattered_at_the_depth_asked_for(depth, points):
-    result = normscope.shatter(depth, points)
+    result = ns.capacity.shatter(depth, points)
     assert result.shatters
     assert result.labellings == 2**points
     assert len(result.network([0] * points)) == 2 * depth + 1
@@ -187,13 +196,13 @@ def test_fewer_points_than_the_bound_are_shattered_at_the_depth_asked_for(depth,
 
 def test_another_seed_finds_other_networks_and_the_same_seed_the_same():
     first, again, other = (shatter(2, seed=seed) for seed in (0, 0, 1))
-    assert np.array_equal(again.networks.numbers, first.networks.numbers)
+    assert np.array_equal(again.numbers, first.numbers)
     assert other.shatters
-    assert not np.array_equal(other.networks.numbers, first.networks.numbers)
+    assert not np.array_equal(other.numbers, first.numbers)
 
 
 def test_nothing_is_shown_of_a_network_that_is_wrong_or_has_no_direction():
-    points, numbers = folded_points(1), folding_numbers(1, 1)
+    points, numbers = creased_points(1), creasing_numbers(1, 1)
     right = np.array([1, 0, 1], np.int8)
     assert shown(numbers, points, right) is not None
     assert shown(other_labels(numbers), points, 1 - right) is not None
@@ -202,16 +211,16 @@ def test_nothing_is_shown_of_a_network_that_is_wrong_or_has_no_direction():
 
 
 def test_nothing_is_shown_where_only_floats_are_wrong(monkeypatch):
-    points, numbers, right = folded_points(1), folding_numbers(1, 1), np.array([1, 0, 1], np.int8)
-    monkeypatch.setattr("normscope.capacity.shatter_state.float_right", lambda *_: False)
+    points, numbers, right = creased_points(1), creasing_numbers(1, 1), np.array([1, 0, 1], np.int8)
+    monkeypatch.setattr("normscope.certificates.check_networks.float_winners", lambda *_: 1 - right)
     assert shown(numbers, points, right) is None
 
 
 def test_neighbours_differ_in_one_point_only():
-    networks = Networks.none_yet(1, 0, folded_points(1))
+    networks = Networks.none_yet(1, 0, creased_points(1))
     for labelling, labels in enumerate(all_labels(3)):
         signs = 2.0 * labels - 1
-        numbers, most = fitted(folding_numbers(1, 1), 1, networks.points, signs, 0.2, 1e-3, 300)
+        numbers, most = fitted(creasing_numbers(1, 1), 1, networks.points, signs, 0.2, 1e-3, 300)
         networks.certified[labelling], networks.numbers[labelling] = most > 0, numbers
     assert networks.certified.any()
     for labelling, labels in enumerate(networks.labels):
@@ -224,17 +233,13 @@ def test_neighbours_differ_in_one_point_only():
 
 @pytest.fixture
 def unfinished(monkeypatch):
-    monkeypatch.setattr(shattering, "STEPS", 2)
-    monkeypatch.setattr(shattering, "PASSES", 1)
+    monkeypatch.setattr(labellings, "STEPS", 2)
+    monkeypatch.setattr(labellings, "PASSES", 1)
     return shatter(3, 8)
 
 
 def printed(result):
-    console = Console(width=100)
-    with console.capture() as capture:
-        for part in tables(result):
-            console.print(part)
-    text = capture.get()
+    text = str(result)
     assert max(map(len, text.splitlines())) <= 100
     return text
 
@@ -261,28 +266,37 @@ def test_the_table_says_what_was_shown_what_is_promised_and_what_is_possible(sha
     assert f"L + 2 = {depth + 2} are promised; more than 2^L + 1 = {count} points" in text
 
 
-def schema():
-    return json.loads((files("normscope") / "schemas" / "shatter.json").read_text(encoding="utf-8"))
-
-
 def test_json_fits_its_schema_finished_or_not(unfinished, shattered):
-    validator = jsonschema.Draft202012Validator(schema())
     for result in (unfinished, shattered):
-        assert not list(validator.iter_errors(result.to_dict()))
+        jsonschema.validate(result.to_dict(), Shattering.json_schema(), cls=jsonschema.Draft202012Validator)
 
 
-def test_the_command_prints_json_and_keeps_the_state(tmp_path, capsys):
-    state = tmp_path / "state.npz"
-    command(2, points=4, state=state, json=True)
-    output = capsys.readouterr()
-    result = json.loads(output.out)
-    jsonschema.validate(result, schema(), cls=jsonschema.Draft202012Validator)
-    assert (result["depth"], result["certified"], result["shatters"]) == (2, 16, True)
-    assert output.err == f"wrote {state}\n"
-    assert state.exists()
+def test_the_command_prints_json_and_saves(tmp_path):
+    path = tmp_path / "networks.safetensors"
+    done = CliRunner().invoke(app, ["shatter", "2", "--points", "4", "-o", str(path), "--json"])
+    result = json.loads(done.stdout)
+    assert (result["depth"], result["certified"], result["shatters"], result["holds"]) == (2, 16, True, True)
+    assert done.stderr == f"wrote {path}\n"
+    assert ns.load(path).to_dict() == result
+    again = CliRunner().invoke(app, ["shatter", "2", "--points", "4", "-o", str(path), "--csv"])
+    assert again.stdout.splitlines()[0] == "runs of labels,labellings,certified,least margin"
 
 
-# The state
+# The file
+
+
+@pytest.mark.parametrize("stop", [0, 30])
+def test_what_was_saved_is_given_back_finished_or_not(stop, tmp_path, many_passes):
+    path = tmp_path / "networks.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        shatter(3, 7, seed=4, resume=path, progress=stopping_after(stop))
+    saved = ns.load(path)
+    assert (saved.seed, saved.shatters, saved.tried is None) == (4, False, False)
+    assert ns.verify(path).holds
+    assert 0 <= saved.certified < saved.labellings
+    done = shatter(3, 7, seed=4, resume=path)
+    assert ns.load(path) == done
+    assert (done.seed, done.tried) == (None, None)
 
 
 def stopping_after(count):
@@ -301,114 +315,144 @@ def stopping_after(count):
 
 @pytest.fixture
 def many_passes(monkeypatch):
-    monkeypatch.setattr(shattering, "STEPS", 8)
+    monkeypatch.setattr(labellings, "STEPS", 8)
 
 
 @pytest.mark.parametrize("stops", [(0,), (1,), (20, 10, 50), (64,)])
-def test_a_search_that_was_interrupted_goes_on_to_the_same_networks(stops, tmp_path, many_passes):
-    state = tmp_path / "state.npz"
+def test_a_search_that_was_interrupted_resumes_to_the_same_networks(stops, tmp_path, many_passes):
+    path = tmp_path / "networks.safetensors"
     for stop in stops:
         with pytest.raises(KeyboardInterrupt):
-            shatter(3, 7, state=state, progress=stopping_after(stop))
-    resumed, straight = shatter(3, 7, state=state), shatter(3, 7)
-    assert straight.networks.tried.max() > 1
-    assert np.array_equal(resumed.networks.tried, straight.networks.tried)
-    assert np.array_equal(resumed.networks.numbers, straight.networks.numbers)
-    assert resumed.by_runs == straight.by_runs
+            shatter(3, 7, resume=path, progress=stopping_after(stop))
+    resumed, straight = shatter(3, 7, resume=path), shatter(3, 7)
+    assert np.array_equal(resumed.numbers, straight.numbers)
+    assert resumed == straight
 
 
-def test_the_state_is_written_now_and_then(tmp_path, monkeypatch):
+def test_what_was_tried_is_resumed_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(labellings, "STEPS", 2)
+    monkeypatch.setattr(labellings, "PASSES", 2)
+    path = tmp_path / "networks.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        shatter(3, 8, resume=path, progress=stopping_after(140))
+    assert ns.load(path).tried.max() == 2
+    resumed, straight = shatter(3, 8, resume=path), shatter(3, 8)
+    assert np.array_equal(resumed.tried, straight.tried)
+    assert resumed == straight
+
+
+def test_the_file_is_written_now_and_then(tmp_path, monkeypatch):
     written = []
-    monkeypatch.setattr(shattering, "KEEP", 0.0)
-    monkeypatch.setattr(Networks, "save", lambda networks, path: written.append(networks.certified.sum()))
-    shatter(2, state=tmp_path / "state.npz")
-    assert len(written) > 10
-    assert written == sorted(written)
+    monkeypatch.setattr(labellings, "KEEP", 0.0)
+    monkeypatch.setattr(labellings, "write_whole", lambda content, path: written.append(load_bytes(content, "")))
+    shatter(2, resume=tmp_path / "networks.safetensors")
+    counts = [saved.certified for saved in written]
+    assert len(counts) > 10
+    assert counts == sorted(counts)
 
 
-def changed(state, **arrays):
-    with np.load(state) as file:
-        content = {name: file[name] for name in file.files}
-    np.savez(state, **content | arrays)
+def altered(path, **changes):
+    """The result in a file, with arrays or values that are others; written without asking whether it can be."""
+    content = path.read_bytes()
+    arrays, size = load_arrays(content), int.from_bytes(content[:8], "little")
+    payload = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["result"])
+    for name, value in changes.items():
+        if isinstance(value, np.ndarray):
+            arrays[f"shattering.{name}"] = value
+        else:
+            payload[name] = value
+    metadata = {"format": "normscope result 1", "result": json.dumps(payload)}
+    path.write_bytes(save_arrays(arrays, metadata=metadata))
 
 
-def test_what_a_state_says_is_checked_again_and_wrong_networks_are_replaced(tmp_path):
-    state = tmp_path / "state.npz"
-    numbers = shatter(2, state=state).networks.numbers.copy()
-    wrong = numbers.copy()
+def saved_again(result, path, numbers, **changes):
+    """The result with other numbers, and whatever follows from them as the type has it."""
+    finished = bool(numbers.any(axis=1).all())
+    more = {} if finished else {"seed": 0, "tried": np.ones(len(numbers), np.int64)}
+    replace(result, numbers=numbers, **{**more, **changes}).save(path, force=True)
+
+
+def test_what_a_file_says_is_checked_again_and_wrong_networks_are_replaced(tmp_path):
+    path = tmp_path / "networks.safetensors"
+    first = shatter(2, resume=path)
+    wrong = first.numbers.copy()
     wrong[3] *= -1
     wrong[7] = 0.0
-    changed(state, numbers=wrong, seed=np.array(0), tried=np.ones(16, int))
-    result = shatter(2, state=state)
+    saved_again(first, path, wrong)
+    result = shatter(2, resume=path)
     assert result.shatters
-    samples = torch.from_numpy(result.points.copy())[:, None]
+    samples = torch.tensor(result.points, dtype=torch.float64)[:, None]
     for labelling in (3, 7):
         labels = all_labels(5)[labelling]
         assert result.network(labels).forward(samples).argmax(dim=1).tolist() == labels.tolist()
     untouched = np.delete(np.arange(16), [3, 7])
-    assert np.array_equal(result.networks.numbers[untouched], numbers[untouched])
+    assert np.array_equal(result.numbers[untouched], first.numbers[untouched])
 
 
 @pytest.mark.parametrize(
-    ("arrays", "message"),
+    ("changes", "message"),
     [
         (
-            {"depth": np.array(3), "numbers": np.ones((16, 21))},
-            "must be about 5 points, depth 2 and seed 0 to be gone on with, got 5 points, depth 3: choose",
+            {"depth": 3, "numbers": np.ones((16, 21)), "bound": 9, "promised": 5},
+            "must be about 5 points, depth 2 and seed 0 to be resumed, got 5 points, depth 3: choose",
         ),
-        ({"points": np.arange(5.0)}, "must be about 5 points"),
-        ({"depth": np.array(3)}, "is damaged: there must be a depth, and a network"),
-        ({"numbers": np.zeros((16, 3))}, "is damaged: there must be a depth, and a network"),
-        ({"numbers": np.full((16, 15), np.nan)}, "is damaged: numbers must be finite"),
-        ({"certified": np.zeros(16, bool)}, "no state of normscope shatter: 'seed'"),
-        ({"seed": np.array(0), "tried": np.zeros(16, int)}, "seed and tried while networks are missing, and only then"),
+        ({"points": [0.0, 1.0, 2.0, 3.0, 4.0]}, "must be about 5 points"),
+        ({"points": [1.0, 0.0, 2.0, 3.0, 4.0]}, "points must be finite and ascending"),
+        ({"depth": 3}, "numbers must be float64 of shape"),
+        ({"depth": 0}, "there must be 1 to 64 layers"),
+        ({"numbers": np.zeros((16, 3))}, "numbers must be float64 of shape"),
+        ({"numbers": np.full((16, 15), np.nan)}, "numbers must be finite"),
+        ({"certified": 30}, "'certified' is not what follows"),
+        ({"certificates": np.zeros(16, bool)}, "is no part of a shattering"),
+        ({"seed": 0, "tried": np.zeros(16, np.int64)}, "seed and tried while networks are missing, and only then"),
         ({"numbers": np.zeros((16, 15))}, "seed and tried while networks are missing, and only then"),
-        ({"format": np.array("normscope vocab 1")}, "must say 'normscope shatter 2'"),
+        ({"schema_version": 1}, "schema_version must be 2, got 1"),
     ],
 )
-def test_a_state_of_something_else_is_refused(tmp_path, arrays, message):
-    state = tmp_path / "state.npz"
-    shatter(2, state=state)
-    changed(state, **arrays)
-    before = state.read_bytes()
+def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path, changes, message):
+    path = tmp_path / "networks.safetensors"
+    shatter(2, resume=path)
+    altered(path, **changes)
+    before = path.read_bytes()
     with pytest.raises(ValueError, match=message):
-        shatter(2, state=state)
-    assert state.read_bytes() == before
+        shatter(2, resume=path)
+    assert path.read_bytes() == before
 
 
-def test_verify_certifies_a_state_again_and_looks_for_nothing(tmp_path):
-    state = tmp_path / "state.npz"
-    shatter(2, state=state)
-    before = state.read_bytes()
-
-    def verified():
-        done = CliRunner().invoke(app, ["verify", str(state), "--json"])
-        found = json.loads(done.stdout)
-        assert done.exit_code == (0 if found["holds"] else 1)
-        return found["holds"], found["reason"]
-
-    assert verified() == (True, "32 of 32 labellings of 5 points certified for networks of depth 2")
-    assert state.read_bytes() == before
-    with np.load(state) as file:
-        numbers, points = (file[name] for name in ("numbers", "points"))
-    numbers[[1, 4]] = 0.0
-    changed(state, numbers=numbers, seed=np.array(0), tried=np.ones(16, int))
-    assert verified() == (True, "28 of 32 labellings of 5 points certified for networks of depth 2")
-    numbers[6] *= -1
-    changed(state, numbers=numbers)
-    assert verified() == (False, "2 of 28 labellings are not given by the networks kept for them")
-    for wrong in ({"points": points[::-1]}, {"points": points[:4]}, {"depth": np.array(2.0)}, {"depth": np.array(-1)}):
-        changed(state, **{"points": points, "depth": np.array(2), **wrong})
-        assert verified()[0] is False
-        assert "is damaged" in verified()[1]
+def test_verify_certifies_a_file_again_and_looks_for_nothing(tmp_path):
+    path = tmp_path / "networks.safetensors"
+    result = shatter(2, resume=path)
+    before = path.read_bytes()
+    found = ns.verify(path)
+    assert (found.holds, found.reason) == (True, "32 of 32 labellings of 5 points certified for networks of depth 2")
+    assert path.read_bytes() == before
+    fewer = result.numbers.copy()
+    fewer[[1, 4]] = 0.0
+    saved_again(result, path, fewer)
+    assert not ns.verify(path).holds  # the table still counts them
+    wrong = result.numbers.copy()
+    wrong[6] *= -1
+    saved_again(result, path, wrong)
+    assert ns.verify(path).reason == "2 of 32 labellings are not given by the networks kept for them"
+    for changes, reason in (
+        ({"bits": result.bits + 1}, "bits of precision decide all labels"),
+        ({"by_runs": result.by_runs[:-1]}, "the table of runs"),
+        ({"by_runs": (*result.by_runs[:-1], replace(result.by_runs[-1], margin=1.0))}, "the table of runs"),
+    ):
+        holds, said = check_shattering(replace(result, **changes))
+        assert not holds
+        assert reason in said
 
 
-def test_a_file_that_is_no_state_is_refused_and_left_alone(tmp_path):
-    state = tmp_path / "state.npz"
-    state.write_bytes(b"something of value")
-    with pytest.raises(ValueError, match="exists, and is no state of normscope shatter"):
-        shatter(2, state=state)
-    assert state.read_bytes() == b"something of value"
+def test_other_results_and_other_files_are_refused_and_left_alone(tmp_path):
+    path = tmp_path / "networks.safetensors"
+    path.write_bytes(b"something of value")
+    with pytest.raises(ValueError, match="must be a result that was saved by normscope"):
+        shatter(2, resume=path)
+    assert path.read_bytes() == b"something of value"
+    ns.capacity.memorize([[0.0], [1.0]], [0, 1]).save(path, force=True)
+    with pytest.raises(ValueError, match="must be a result of normscope shatter to be resumed, got a memorized"):
+        shatter(2, resume=path)
 
 
 @pytest.mark.parametrize(
@@ -419,7 +463,7 @@ def test_a_file_that_is_no_state_is_refused_and_left_alone(tmp_path):
         ({"depth": 2, "points": 6}, "points must be 5 or fewer at depth 2, got 6: the label changes at most"),
         ({"depth": 5, "points": 21}, r"points must be 20 or fewer, got 21: each labelling needs a network"),
         ({"depth": 2, "seed": -1}, "seed must be a whole number, 0 or more, got -1"),
-        ({"depth": 2, "state": "state.json"}, "must end in .npz"),
+        ({"depth": 2, "resume": "state.json"}, "must end in .safetensors"),
     ],
 )
 def test_what_can_not_be_is_refused(arguments, message):
@@ -437,11 +481,10 @@ def test_the_document_says_what_the_published_runs_say():
     runs = json.loads((DOCS / "results" / "shatter.json").read_text(encoding="utf-8"))
     text = (DOCS / "shattering.md").read_text(encoding="utf-8")
     for run in runs:
-        jsonschema.validate(run, schema(), cls=jsonschema.Draft202012Validator)
         depth, count = run["depth"], len(run["points"])
         assert run["shatters"]
         assert run["certified"] == run["labellings"] == 2**count
-        assert np.array_equal(run["points"], folded_points(depth))
+        assert np.array_equal(run["points"], creased_points(depth))
         figures = (depth, depth + 2, count, 2**depth + 1, f"{run['labellings']:,}", f"{run['margin']:.1g}")
         assert f"| {' | '.join(map(str, figures))} | {run['seconds']:.0f} s |" in text
     assert [run["depth"] for run in runs] == [1, 2, 3, 4]

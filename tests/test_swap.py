@@ -10,6 +10,7 @@ from torch import nn
 import normscope.nn
 from normscope.models.find import find
 from normscope.nn import operator
+from normscope.results.result import load
 from normscope.rewrite.swap import swap
 from tiny_models import build
 
@@ -40,15 +41,15 @@ def test_one_group_computes_what_the_model_computed(architecture):
     swapping = swap(model, groups=1)
     assert len(swapping.swapped) == len(find(model))
     assert not swapping.kept
-    assert not any(isinstance(module, nn.LayerNorm) for module in swapping.model.modules())
+    assert not any(isinstance(module, nn.LayerNorm) for module in swapping.module.modules())
     expected = first_output(model, inputs)
-    assert (first_output(swapping.model, inputs) - expected).abs().max() <= 1e-6 * expected.abs().max()
+    assert (first_output(swapping.module, inputs) - expected).abs().max() <= 1e-6 * expected.abs().max()
 
 
 @pytest.mark.parametrize("architecture", INPUTS)
 def test_a_swapped_transformer_trains_and_comes_back_from_disk(architecture, tmp_path):
     inputs = INPUTS[architecture]
-    model = swap(build(architecture), groups="auto").model.train()
+    model = swap(build(architecture), groups="auto").module.train()
     kinds = {found.kind for found in find(model).values()}
     assert kinds == {"lng"}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -60,7 +61,7 @@ def test_a_swapped_transformer_trains_and_comes_back_from_disk(architecture, tmp
     after = first_output(model.eval(), inputs)
     assert not torch.allclose(after, before)
     torch.save(model.state_dict(), tmp_path / "weights.pt")
-    again = swap(build(architecture), groups="auto").model.eval()
+    again = swap(build(architecture), groups="auto").module.eval()
     again.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
     assert torch.equal(first_output(again, inputs), after)
 
@@ -68,10 +69,10 @@ def test_a_swapped_transformer_trains_and_comes_back_from_disk(architecture, tmp
 @pytest.mark.parametrize("architecture", INPUTS)
 def test_the_folder_of_a_swapped_model_loads_as_the_model_and_is_swapped_again(architecture, tmp_path):
     inputs = INPUTS[architecture]
-    model = swap(build(architecture).eval(), groups=4).model
+    model = swap(build(architecture).eval(), groups=4).module
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path, attn_implementation="eager").eval()
-    again = swap(loaded, groups=4).model
+    again = swap(loaded, groups=4).module
     assert torch.equal(first_output(again, inputs), first_output(model, inputs))
 
 
@@ -83,8 +84,8 @@ def test_the_model_itself_stays_as_it_is():
     model = two_norms()
     swapping = swap(model, groups=3)
     assert isinstance(model[1], nn.LayerNorm)
-    assert swapping.model is not model
-    assert swapping.model[1].weight is not model[1].weight
+    assert swapping.module is not model
+    assert swapping.module[1].weight is not model[1].weight
 
 
 def test_in_place_the_parameters_are_the_same_objects():
@@ -93,7 +94,7 @@ def test_in_place_the_parameters_are_the_same_objects():
     model[3].weight.requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     swapping = swap(model, groups=3, in_place=True)
-    assert swapping.model is model
+    assert swapping.module is model
     assert model[1].weight is weights
     assert model[1].training
     assert not model[3].weight.requires_grad
@@ -107,19 +108,19 @@ def test_in_place_the_parameters_are_the_same_objects():
 @pytest.mark.parametrize(("size", "groups"), [(24, 6), (768, 192), (30, 6), (7, 1), (3, 1), (4, 1), (8, 2)])
 def test_auto_leaves_at_least_four_channels(size, groups):
     swapping = swap(nn.Sequential(nn.LayerNorm(size)), groups="auto")
-    assert swapping.swapped[0].groups == swapping.model[0].groups == groups
+    assert swapping.swapped[0].groups == swapping.module[0].groups == groups
 
 
 def test_a_rule_decides_norm_by_norm():
     swapping = swap(two_norms(), groups=lambda found: {"1": 8}.get(found.name))
-    assert swapping.model[1].groups == 8
-    assert [(left.name, left.reason) for left in swapping.kept] == [("3", "is left alone by the rule")]
+    assert swapping.module[1].groups == 8
+    assert [(left.norm, left.reason) for left in swapping.kept] == [("3", "is left alone by the rule")]
 
 
 def test_only_takes_names_with_stars_and_norms_of_all_kinds():
     model = build("qwen3")
     swapping = swap(model, groups=2, only=["*.q_norm", "model.norm"])
-    names = [change.name for change in swapping.swapped]
+    names = [change.norm for change in swapping.swapped]
     assert names == [name for name in find(model) if name.endswith((".q_norm", "model.norm"))]
     assert {change.after for change in swapping.swapped} == {"rmsnorm"}
     assert {left.reason for left in swapping.kept} == {"is not named by only="}
@@ -140,9 +141,9 @@ def test_a_name_that_only_gets_wrong_is_refused():
 )
 def test_other_members_of_the_family(to, flags, kind):
     swapping = swap(two_norms(), groups=2, to=to)
-    assert (swapping.model[1].project, swapping.model[1].scale) == flags
+    assert (swapping.module[1].project, swapping.module[1].scale) == flags
     assert {change.after for change in swapping.swapped} == {kind}
-    assert swapping.model[1].groups == 2
+    assert swapping.module[1].groups == 2
 
 
 class Written(nn.Module):
@@ -165,15 +166,15 @@ def test_gains_stored_without_their_one_are_kept():
     swapping = swap(model, groups=1, only="*")
     assert swapping.swapped[0].note == "1 + scale is weight now"
     x = torch.randn(5, 12, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(swapping.model(x), model(x), atol=1e-6)
+    assert torch.allclose(swapping.module(x), model(x), atol=1e-6)
 
 
 def test_small_gains_beside_a_one_keep_their_digits_in_half_precision():
     model = build("gemma").base_model.bfloat16()
     swapping = swap(model, groups=1, only="*")
     name, change = "norm", swapping.swapped[-1]
-    assert (change.name, change.note) == (name, "1 + weight is weight now")
-    weight = swapping.model.get_submodule(name).weight
+    assert (change.norm, change.note) == (name, "1 + weight is weight now")
+    weight = swapping.module.get_submodule(name).weight
     assert torch.equal(weight.double(), 1 + model.get_submodule(name).weight.double())
 
 
@@ -189,7 +190,7 @@ def test_small_gains_beside_a_one_keep_their_digits_in_half_precision():
 def test_what_can_not_be_swapped_is_kept_with_the_reason(module, reason):
     swapping = swap(nn.Sequential(module), groups=4, only="0")
     assert not swapping.swapped
-    assert swapping.model[0].__class__ is module.__class__
+    assert swapping.module[0].__class__ is module.__class__
     assert reason in swapping.kept[0].reason
 
 
@@ -197,13 +198,13 @@ def test_a_norm_with_hooks_is_kept():
     model = two_norms()
     model[1].register_forward_hook(lambda *_: None)
     (left,) = swap(model, groups=2).kept
-    assert (left.name, left.reason) == ("1", "has hooks, which would be lost: remove them first")
+    assert (left.norm, left.reason) == ("1", "has hooks, which would be lost: remove them first")
 
 
 def test_a_norm_that_stands_in_two_places_is_replaced_in_both():
     norm = nn.LayerNorm(8)
     model = nn.ModuleDict({"a": norm, "b": nn.Sequential(norm)})
-    swapped = swap(model, groups=2).model
+    swapped = swap(model, groups=2).module
     assert isinstance(swapped["a"], normscope.nn.Norm)
     assert swapped["a"] is swapped["b"][0]
 
@@ -211,12 +212,12 @@ def test_a_norm_that_stands_in_two_places_is_replaced_in_both():
 def test_a_gain_that_two_norms_share_stays_shared():
     model = two_norms()
     model[3].weight = model[1].weight
-    swapped = swap(model, groups=2).model
+    swapped = swap(model, groups=2).module
     assert swapped[1].weight is swapped[3].weight
 
 
 def test_a_model_that_is_a_norm_becomes_another():
-    assert isinstance(swap(nn.LayerNorm(8), groups=2).model, normscope.nn.Norm)
+    assert isinstance(swap(nn.LayerNorm(8), groups=2).module, normscope.nn.Norm)
     with pytest.raises(ValueError, match="in_place must be False for a model that is itself a norm"):
         swap(nn.LayerNorm(8), groups=2, in_place=True)
 
@@ -225,7 +226,7 @@ def test_a_model_that_is_a_norm_becomes_another():
 def test_encoder_layers_of_torch_call_their_new_norms_in_eval_mode_too(masked):
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     model = nn.TransformerEncoder(layer, 2)
-    swapped = swap(model, groups=4).model
+    swapped = swap(model, groups=4).module
     x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
     mask = torch.tensor([[False] * 5, [False] * 3 + [True] * 2]) if masked else None
     expected = swapped.train()(x, src_key_padding_mask=mask)
@@ -242,48 +243,82 @@ def test_shapes_and_axes_are_kept():
     images = torch.randn(2, 12, 3, 3, generator=torch.Generator().manual_seed(0))
     for module in (LayerNorm2d(12), nn.LayerNorm((12, 3, 3)), normscope.nn.Norm(12, axis=1)):
         model = nn.Sequential(module)
-        swapped = swap(model, groups=1).model
+        swapped = swap(model, groups=1).module
         assert torch.allclose(swapped(images), model(images), atol=1e-6)
         assert swapped[0].weight.shape == module.weight.shape
 
 
 def test_bias_and_gain_may_be_missing():
     for norm in (nn.LayerNorm(8, bias=False), nn.LayerNorm(8, elementwise_affine=False)):
-        swapped = swap(nn.Sequential(norm), groups=2).model[0]
+        swapped = swap(nn.Sequential(norm), groups=2).module[0]
         assert swapped.state_dict().keys() == norm.state_dict().keys()
 
 
 def test_groups_can_be_taken_back():
     model = two_norms()
-    there_and_back = swap(swap(model, groups=4).model, groups=1).model
+    there_and_back = swap(swap(model, groups=4).module, groups=1).module
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(there_and_back(x), model(x), atol=1e-6)
 
 
 def test_a_norm_that_did_not_scale_gets_the_usual_eps():
     swapping = swap(nn.Sequential(normscope.nn.Norm(8, scale=False)), groups=2, only="0", to="layernorm")
-    assert swapping.model[0].eps == 1e-5
+    assert swapping.module[0].eps == 1e-5
 
 
 def test_the_result_reads_as_a_table_and_as_json():
     model = nn.Sequential(nn.LayerNorm(12), nn.RMSNorm(12))
     swapping = swap(model, groups=3)
-    assert str(swapping).splitlines() == [
-        "Swapping(Sequential: 1 swapped, 1 kept)",
-        "0  layernorm → lng, 3 groups of 4 channels",
-        "1  rmsnorm, kept                            is no LayerNorm: name it with only= to swap it",
-    ]
+    assert repr(swapping) == "Swapping(Sequential: 1 swapped, 1 kept)"
+    cells = [line.split() for line in str(swapping).splitlines()]
+    assert ["0", "layernorm", "lng", "12", "3", "4"] in cells
+    assert ["1", "rmsnorm", *["is", "no", "LayerNorm:", "name", "it", "with", "only=", "to", "swap", "it"]] in cells
     stored = json.loads(json.dumps(swapping.to_dict(), allow_nan=False))
-    assert stored["schema_version"] == 1
     assert stored["swapped"][0]["groups"] == 3
     assert stored["kept"][0]["kind"] == "rmsnorm"
-    page = swapping._repr_html_()
-    assert page.count("<tr>") == 3
-    assert "<td>rmsnorm, kept</td>" in page
+    assert "<td>rmsnorm</td>" in swapping._repr_html_()
+
+
+def test_a_saved_result_has_all_but_the_model(tmp_path):
+    swapping = swap(nn.LayerNorm(12), groups=3)
+    assert "(the model)" in str(swapping)
+    swapping.save(tmp_path / "swapping.safetensors")
+    again = load(tmp_path / "swapping.safetensors")
+    assert (again.to_dict(), again.module) == (swapping.to_dict(), None)
+
+
+def test_a_folder_is_loaded_and_swapped(tmp_path):
+    build("gpt2").save_pretrained(tmp_path)
+    swapping = swap(tmp_path, groups=2, dtype="bfloat16")
+    assert swapping.model == str(tmp_path)
+    assert len(swapping.swapped) == len(find(tmp_path))
+    assert swapping.module.dtype == torch.bfloat16
+    assert first_output(swapping.module, TOKENS).isfinite().all()
+
+
+class ScaledNorm(nn.LayerNorm):
+    def forward(self, x, scale=1.0):
+        return super().forward(x) * scale
+
+
+class Scales(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = ScaledNorm(8)
+
+    def forward(self, x):
+        return self.norm(x, x.exp())
+
+
+def test_inputs_show_what_a_norm_computes_inside_the_model():
+    (left,) = swap(Scales(), groups=2, inputs=torch.ones(1, 8)).kept
+    assert left.reason.startswith("is gated, norm(x) ∘ gate")
+    (left,) = swap(Scales(), groups=2).kept
+    assert left.reason.startswith("takes more than its input (x, scale), and its calls were not checked")
 
 
 def test_a_model_without_norms_is_said_to_have_none():
-    assert str(swap(nn.Linear(2, 2), groups=2)) == "Swapping(Linear: 0 swapped, 0 kept)"
+    assert str(swap(nn.Linear(2, 2), groups=2)) == "No norm was swapped."
 
 
 @pytest.mark.parametrize(

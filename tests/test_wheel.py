@@ -49,5 +49,5 @@ def test_the_installed_package_finds_the_commands_and_results_of_the_lab(site):
 
 def test_the_wheel_carries_types_schemas_and_licence(site):
     assert (site / "normscope" / "py.typed").exists()
-    assert (site / "normscope" / "schemas" / "inspect.json").exists()
+    assert (site / "normscope" / "schemas" / "bench_inspect.json").exists()
     assert list(site.glob("normscope-*.dist-info/licenses/LICENSE"))

@@ -139,10 +139,10 @@ def inspected(folder: Path) -> dict:
     found = inspect(folder)
     return {
         "kinds": counted(norm.kind for norm in found.norms),
-        "unknown": counted(general(norm.problem) for norm in found.norms if norm.kind == "unknown"),
-        "unchecked": counted(general(norm.unchecked) for norm in found.norms if norm.unchecked is not None),
-        "gated": counted(norm.gate for norm in found.norms if norm.gate is not None),
-        "functions": sum(norm.function is not None for norm in found.norms),
+        "unknown": counted(general(norm.found.problem) for norm in found.norms if norm.kind == "unknown"),
+        "unchecked": counted(general(norm.found.unchecked) for norm in found.norms if norm.found.unchecked is not None),
+        "gated": counted(str(norm.found.gate) for norm in found.norms if norm.found.gate is not None),
+        "functions": sum(norm.found.function is not None for norm in found.norms),
         "untraced": found.untraced,
         "placement": found.placement,
         "qk_norm": found.qk_norm,
@@ -248,27 +248,27 @@ def share(rows, low, high) -> float:
 
 
 def folded(folder: Path, out: Path, *, rms: bool = False) -> dict:
-    from normscope.rewrite.saved_model import fold_checkpoint
+    from normscope import fold
 
-    folding = fold_checkpoint(folder, out, rms=rms)
+    folding = fold(folder, out=out, rms=rms)
     kept: Counter = Counter()
-    for verdict in folding.verdicts:
+    for verdict in folding.norms:
         for part, decision in (("mean", verdict.centring), ("affine", verdict.affine)):
             if decision.what in ("kept", "after look-up"):
                 kept[f"{part}: {general(decision.reason)}"] += 1
-    centring = [verdict.centring.what for verdict in folding.verdicts]
+    centring = [verdict.centring.what for verdict in folding.norms]
     return {
-        "norms": len(folding.verdicts),
+        "norms": len(folding.norms),
         "subtract_means": sum(what != "nothing to fold" for what in centring),
         "centred": centring.count("folded"),
         "after_look_up": centring.count("after look-up"),
-        "affine": sum(verdict.affine.what == "folded" for verdict in folding.verdicts),
+        "affine": sum(verdict.affine.what == "folded" for verdict in folding.norms),
         "replaced": len(folding.replaced),
         "kept": dict(kept),
         "not_run": len(folding.not_run),
         "rewrite_difference": folding.certificate.rewrite_difference,
         "written_difference": folding.certificate.written_difference,
-        "holds": folding.certificate.holds,
+        "holds": folding.holds,
     }
 
 
@@ -297,12 +297,11 @@ def swapped(model) -> dict:
 
     from normscope import swap
     from normscope.models.example_inputs import example_inputs
-    from normscope.models.float64_run import floats
-    from normscope.rewrite.certificate import difference
+    from normscope.models.float64_run import difference, floats
 
     swapping, inputs = swap(model, groups=1, only="*"), example_inputs(model)
     with torch.no_grad():
-        before, after = (floats(each(**inputs)) for each in (model, swapping.model))
+        before, after = (floats(each(**inputs)) for each in (model, swapping.module))
     return {
         "swapped": len(swapping.swapped),
         "kept": counted(general(left.reason) for left in swapping.kept),

@@ -40,25 +40,23 @@ def put(lines: str, begin: str, end: str) -> None:
 def row_of(architecture, name):
     """What became of one architecture."""
     from folding_models import folding_model
-    from normscope.rewrite.fold import fold
-    from normscope.rewrite.saved_model import save_folding
+    from normscope import fold
 
-    folding = fold(folding_model(architecture))
     with tempfile.TemporaryDirectory() as folder:
-        folding = save_folding(folding, Path(folder) / "folded")
+        folding = fold(folding_model(architecture), out=Path(folder) / "folded")
     kept: dict[str, list[str]] = {}
-    for verdict in folding.verdicts:
+    for verdict in folding.norms:
         for part, decision in (("mean", verdict.centring), ("affine", verdict.affine)):
             if decision.what in ("kept", "after look-up"):
                 kept.setdefault(f"{part}: {general(decision.reason)}", []).append(verdict.norm)
-    centring = [verdict.centring.what for verdict in folding.verdicts]
+    centring = [verdict.centring.what for verdict in folding.norms]
     return {
         "model": name,
-        "norms": len(folding.verdicts),
+        "norms": len(folding.norms),
         "subtract_means": sum(what != "nothing to fold" for what in centring),
         "centred": centring.count("folded"),
         "after_look_up": centring.count("after look-up"),
-        "affine": sum(verdict.affine.what == "folded" for verdict in folding.verdicts),
+        "affine": sum(verdict.affine.what == "folded" for verdict in folding.norms),
         "kept": {reason: len(norms) for reason, norms in kept.items()},
         "rewrite_difference": folding.certificate.rewrite_difference,
         "written_difference": folding.certificate.written_difference,
@@ -66,7 +64,7 @@ def row_of(architecture, name):
         "float32_difference": folding.certificate.difference,
         "original_error": folding.certificate.original_error,
         "argmax_agreement": folding.certificate.argmax_agreement,
-        "holds": folding.certificate.holds,
+        "holds": folding.holds,
     }
 
 

@@ -250,16 +250,15 @@ def read_vocab(path: Path) -> str | None:
 def prepare_shatter(folder: Path) -> list[Path]:
     import normscope
 
-    normscope.shatter(2, state=folder / "two.npz")
-    return [folder / "two.npz"]
+    normscope.capacity.shatter(2, resume=folder / "two.safetensors")
+    return [folder / "two.safetensors"]
 
 
 def read_shatter(path: Path) -> str:
-    from normscope.capacity.equal_creases import folded_points
-    from normscope.capacity.shatter_state import load_networks
+    import normscope
 
     said = verified(path)
-    load_networks(path, 2, 0, folded_points(2))
+    normscope.load(path)
     return said
 
 
@@ -268,11 +267,11 @@ def prepare_network(folder: Path) -> list[Path]:
 
     labels = ["a", "b", "a", "b", "c"]
     write(folder / "samples.csv", "\n".join(f"{number},{label}" for number, label in enumerate(labels)))
-    for method in ("fold", "merge"):
-        normscope.memorize([[float(number)] for number in range(5)], labels, method=method).save(
+    for method in ("search", "merge"):
+        normscope.capacity.memorize([[float(number)] for number in range(5)], labels, method=method).save(
             folder / f"{method}.safetensors"
         )
-    return [folder / "fold.safetensors", folder / "merge.safetensors"]
+    return [folder / "search.safetensors", folder / "merge.safetensors"]
 
 
 def prepare_csv(folder: Path) -> list[Path]:
@@ -288,9 +287,8 @@ def read_csv(path: Path) -> None:
     """Samples as `normscope memorize` takes them, up to the line that they are laid on."""
     import numpy as np
 
-    from normscope.capacity.line import choose_line
-    from normscope.capacity.samples import checked_samples
-    from normscope.studies.labelled_table import read_labelled_table
+    from normscope.capacity.samples import checked_samples, choose_line
+    from normscope.models.labelled_table import read_labelled_table
 
     table = read_labelled_table(path)
     samples = checked_samples(table.samples, np.array(table.labels), "float64")
@@ -412,9 +410,9 @@ def prepare_options(folder: Path) -> list[Path]:
     prepare_network(folder)
     commands = [
         "shatter 1 --points 2 --seed 0",
-        "memorize FOLDER/heading.csv --label kind --eps 0 --seed 3 --dtype float64 --method fold --seconds 5",
+        "memorize FOLDER/heading.csv --label kind --eps 0 --seed 3 --dtype float64 --method search --seconds 5",
         "verify FOLDER/fold.safetensors FOLDER/samples.csv --label 2",
-        "separability --texts FOLDER/plain.csv",
+        "separability --text FOLDER/plain.csv",
         "reproduce network-depth --preset quick --set merge=[9] --seeds 0",
         "keys --text sample --at heads --max-keys x",
         "inspect FOLDER/plain.csv --dtype float32 --device cpu",
@@ -453,8 +451,8 @@ READERS = {
     "certificates": Reader("certificates of keys, .npz", prepare_certificates, verified, 60),
     "archive": Reader("certificates of many sets of keys, .zip", prepare_archive, verified, 30),
     "vocab": Reader("a state of `vocab`, .npz", prepare_vocab, read_vocab, 30),
-    "shatter": Reader("a state of `shatter`, .npz", prepare_shatter, read_shatter, 16),
-    "network": Reader("a network of `memorize`, .safetensors", prepare_network, verified, 150),
+    "shatter": Reader("a result of `shatter`, .safetensors", prepare_shatter, read_shatter, 16),
+    "network": Reader("a result of `memorize`, .safetensors", prepare_network, verified, 150),
     "csv": Reader("samples with labels, .csv", prepare_csv, read_csv, 80),
     "images": Reader("images of the experiments: .npz, binary, pickled, IDX", prepare_images, read_images, 60),
     "texts": Reader("texts of the experiments, plain and .gz", prepare_texts, read_texts, 20),

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 from sklearn.datasets import load_breast_cancer, load_digits, load_iris
 
-import normscope
+from normscope import capacity
 
 
 def main(cifar: str) -> None:
@@ -26,22 +26,22 @@ def main(cifar: str) -> None:
     }
     rows = []
     for name, (samples, labels) in tasks.items():
-        net = normscope.memorize(samples, labels)
+        net = capacity.memorize(samples, labels)
         rows.append(
             {
                 "data": name,
                 "samples": len(labels),
                 "channels": samples.shape[1],
                 "classes": len(net.classes),
-                "method": net.origin.method,
+                "method": net.method,
                 "depth": net.depth,
-                "paper_bound": net.bound,
-                "certified": net.certificate.exact,
-                "float_right": net.certificate.float_right,
-                "seconds": net.origin.seconds,
+                "paper_bound": net.most,
+                "certified": net.certified,
+                "float_right": net.float_right,
+                "seconds": net.seconds,
             }
         )
-        print(name, net, file=sys.stderr)
+        print(name, repr(net), file=sys.stderr)
     print(json.dumps({"schema_version": 1, "rows": rows}, indent=2))
 
 

@@ -49,7 +49,7 @@ def trained(
 ) -> dict[str, float]:
     """What becomes of one ViT."""
     start = time.process_time()
-    model = normscope.swap(vision_transformer(seed), groups=groups).model
+    model = normscope.swap(vision_transformer(seed), groups=groups).module
     before = median_nonlinearity(model, test_set[0][:SEEN])
     loss = train(model, *train_set, seed)
     return {
@@ -122,7 +122,8 @@ def median_nonlinearity(model: nn.Module, images: Tensor) -> float:
         model(images)
     norms = normscope.find(model)
     values = [
-        normscope.nonlinearity(norms[name].norm, seen.input.flatten(0, -2)) for name, seen in captured.norms.items()
+        normscope.capacity.nonlinearity(norms[name].norm, seen.input.flatten(0, -2))
+        for name, seen in captured.norms.items()
     ]
     return float(np.median(np.concatenate(values)))
 

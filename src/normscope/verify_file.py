@@ -54,6 +54,10 @@ def verify(
     if result.checked_by is None:
         raise InputError(f"{target} holds a {result.kind}, which has no certificates to check")
     check = named(result.checked_by)
+    if result.kind == "memorized" and against is not None:
+        from normscope.models.labelled_table import read_labelled_table
+
+        against, label = read_labelled_table(Path(against), label), None
     options = {name: value for name, value in (("against", against), ("label", label)) if value is not None}
     for name in options.keys() - signature(check).parameters.keys():
         raise InputError(f"{target} holds a {result.kind}, which is complete in itself: {name} must not be given")

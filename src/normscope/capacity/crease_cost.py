@@ -1,12 +1,12 @@
-"""Folds of the line, and how many runs of equal labels are left after one, compiled.
+"""Creases of the line, and how many runs of equal labels are left after one, compiled.
 
     v    = (1 + μ)q / (1 + μq)                       a Möbius map of [0, 1] to itself, μ > −1
     f(q) = √((v − c)² + s²) + κ(v − c)               a V with a round tip: slopes −(1 − κ) and 1 + κ, |κ| < 1
 
-One layer of a network of LayerNorms of width 3 can apply any f of this kind. A fold lays one part of the line onto the
-other, and where runs of the same label meet, they become one.
+One layer of a network of LayerNorms of width 3 can apply any f of this kind. A crease lays one part of the line onto
+the other, and where runs of the same label meet, they become one.
 
-The line is given as items: intervals that hold samples of one label each, in ascending order. A fold is judged by
+The line is given as items: intervals that hold samples of one label each, in ascending order. A crease is judged by
 walking outwards from its tip on both sides until one side ends; from there on the other side is as it was.
 """
 
@@ -20,7 +20,7 @@ WORST = 1e300
 
 
 @compiled
-def folded(q, c, s, k, mu):  # type: ignore[no-untyped-def]
+def creased(q, c, s, k, mu):  # type: ignore[no-untyped-def]
     """f(q)"""
     below = 1.0 + mu * q
     away = (1.0 + mu) * q - c * below
@@ -52,15 +52,15 @@ def lined_up(low, high, label, price, room):  # type: ignore[no-untyped-def]
 
 @compiled
 def gap_cost(gap, price):  # type: ignore[no-untyped-def]
-    """What a gap costs that is so many units wide: nothing from one unit on, and more with each halving below."""
+    """The cost of a gap, given in units: nothing from one unit on, and more with each halving below."""
     return -price * math.log2(max(gap, 1e-30)) if gap < 1.0 else 0.0
 
 
 @compiled
-def fold_cost(line, c, s, k, mu, floor, limit):  # type: ignore[no-untyped-def]
-    """Boundaries between runs after a fold, plus what their gaps cost; and the boundaries alone.
+def crease_cost(line, c, s, k, mu, floor, limit):  # type: ignore[no-untyped-def]
+    """Boundaries between runs after a crease, plus what their gaps cost; and the boundaries alone.
 
-    The cost is WORST if it is not below the limit, or if two runs come nearer than floor, a share of the folded line.
+    The cost is WORST if it is not below the limit, or if two runs come nearer than floor, a share of the creased line.
     """
     low, high = line[0], line[1]
     tip = c - k * s / math.sqrt(1.0 - k * k)
@@ -68,16 +68,16 @@ def fold_cost(line, c, s, k, mu, floor, limit):  # type: ignore[no-untyped-def]
     if min(above, 1.0 + mu * low[0], 1.0 + mu * high[-1]) <= 0.0:  # intervals reach beyond 0 and 1
         return WORST, 0
     lowest = s * math.sqrt(1.0 - k * k)
-    length = max(folded(low[0], c, s, k, mu), folded(high[-1], c, s, k, mu)) - lowest
-    fold = (c, s, k, mu)
-    met = _both_sides(line, fold, tip / above, floor * length, line[5] * length, limit)
+    length = max(creased(low[0], c, s, k, mu), creased(high[-1], c, s, k, mu)) - lowest
+    crease = (c, s, k, mu)
+    met = _both_sides(line, crease, tip / above, floor * length, line[5] * length, limit)
     if met[-1] >= limit:
         return WORST, 0
-    return _one_side(line, fold, met, floor * length, line[5] * length, limit)
+    return _one_side(line, crease, met, floor * length, line[5] * length, limit)
 
 
 @compiled
-def _both_sides(line, fold, tip, floor, unit, limit):  # type: ignore[no-untyped-def]
+def _both_sides(line, crease, tip, floor, unit, limit):  # type: ignore[no-untyped-def]
     """Walk outwards from the tip until one side ends: the next item on either side, the last label met and how far it
     reaches, the boundaries so far and their cost."""
     low, high, label, run, _, _, price = line
@@ -86,26 +86,26 @@ def _both_sides(line, fold, tip, floor, unit, limit):  # type: ignore[no-untyped
     left = right - 1
     last, end, boundaries, cost = -1, -WORST, 0, 0.0
     if right < count and low[right] <= tip:  # the tip is inside this item
-        last, end = label[right], max(folded(low[right], *fold), folded(high[right], *fold))
+        last, end = label[right], max(creased(low[right], *crease), creased(high[right], *crease))
         right += 1
-    next_left = folded(high[left], *fold) if left >= 0 else WORST
-    next_right = folded(low[right], *fold) if right < count else WORST
+    next_left = creased(high[left], *crease) if left >= 0 else WORST
+    next_right = creased(low[right], *crease) if right < count else WORST
     while left >= 0 and right < count:
         if next_left < next_right:
-            begins, item, ends = next_left, left, folded(low[left], *fold)
+            begins, item, ends = next_left, left, creased(low[left], *crease)
             left -= 1
-            next_left = folded(high[left], *fold) if left >= 0 else WORST
+            next_left = creased(high[left], *crease) if left >= 0 else WORST
         else:
-            begins, item, ends = next_right, right, folded(high[right], *fold)
+            begins, item, ends = next_right, right, creased(high[right], *crease)
             right += 1
-            next_right = folded(low[right], *fold) if right < count else WORST
+            next_right = creased(low[right], *crease) if right < count else WORST
         if label[item] == last:
             end = max(end, ends)
             continue
         if last >= 0:
             boundaries += 1
             cost += 1.0 + gap_cost((begins - end) / unit, price)
-            # However the rest falls, it has at least as many boundaries as either side has by itself.
+            # However the rest falls, it has at least as many boundaries as either side alone.
             rest = max(run[left] if left >= 0 else 0, run[-1] - run[right] if right < count else 0)
             if begins - end <= floor or cost + rest >= limit:
                 return left, right, last, end, boundaries, WORST
@@ -114,14 +114,14 @@ def _both_sides(line, fold, tip, floor, unit, limit):  # type: ignore[no-untyped
 
 
 @compiled
-def _one_side(line, fold, met, floor, unit, limit):  # type: ignore[no-untyped-def]
+def _one_side(line, crease, met, floor, unit, limit):  # type: ignore[no-untyped-def]
     """The cost and the boundaries when what `_both_sides` left over is added."""
     low, high, label, run, narrow, _, price = line
     left, right, last, end, boundaries, cost = met
     step, item = (-1, left) if left >= 0 else (1, right)
     near, far = (high, low) if left >= 0 else (low, high)
     while 0 <= item < len(low):
-        begins = folded(near[item], *fold)
+        begins = creased(near[item], *crease)
         if label[item] != last and last >= 0:
             boundaries += 1
             cost += 1.0 + gap_cost((begins - end) / unit, price)
@@ -131,12 +131,12 @@ def _one_side(line, fold, met, floor, unit, limit):  # type: ignore[no-untyped-d
             boundaries += run[item] if step < 0 else run[-1] - run[item]
             cost += run[item] + narrow[item] if step < 0 else run[-1] - run[item] + narrow[-1] - narrow[item]
             break
-        end = max(end, folded(far[item], *fold))
+        end = max(end, creased(far[item], *crease))
         item += step
     if cost >= limit:
         return WORST, 0
-    while 0 <= item + step < len(low):  # from here on one side is by itself, in its order
-        gap = folded(near[item + step], *fold) - folded(far[item], *fold)
+    while 0 <= item + step < len(low):  # from here on there is one side only, in its order
+        gap = creased(near[item + step], *crease) - creased(far[item], *crease)
         if label[item] != label[item + step] and gap <= floor:
             return WORST, 0
         item += step

@@ -1,21 +1,21 @@
-"""A network built fold by fold: each layer is fitted to where the layers before it really put the samples.
+"""A network built crease by crease: each layer is fitted to where the layers before it really put the samples.
 
 The state of a sample is a point (x, y) of the unit circle; its place on the line is a ratio of two linear forms of it,
 
     q = N/D        N = n₀ + n₁x + n₂y,  D = d₀ + d₁x + d₂y > 0
 
-A fold of q with centre c, roundness s, tilt κ and bend μ is one layer, without a division: with N' = (1 + μ)N and
+A crease of q with centre c, roundness s, tilt κ and bend μ is one layer, without a division: with N' = (1 + μ)N and
 D' = D + μN, the layer scales h = (N' − cD', sD') to length 1, and then
 
     s(1 + κx)/y = √((v − c)² + s²) + κ(v − c)        v = N'/D'
 
 is the ratio of forms that the next layer reads. With eps > 0 the circle is a little smaller, and the samples are where
-they are: places are measured, not computed from the fold.
+they are: places are measured, not computed from the crease.
 
-Three ways to run the network are followed at once: in ball arithmetic, as a batch and one by one in torch. A sample is
-taken to be anywhere near the first of them, as far as the others are away, several times over; folds that would let
-such intervals of different labels touch are not considered. A sample whose floats drift into another label is given up
-for floats, and only its exact place counts from there on.
+Three ways to run the network are followed at once: in ball arithmetic, as a batch and one by one in torch. Each sample
+is an interval around its exact place, several times as wide as the floats are away from it; creases that would let
+intervals of different labels touch are not considered. A sample whose floats drift into another label is given up for
+floats, and only its exact place counts from there on.
 """
 
 from collections.abc import Iterator
@@ -25,24 +25,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.capacity.crease_cost import WORST
-from normscope.capacity.crease_search import BEND, CENTRE, COST, TILT, TIP, best_folds, best_moves
-from normscope.capacity.line import Line, count_runs
-from normscope.capacity.samples import Samples
-from normscope.capacity.scaling_layer import AffineMap, against, layer_norm, linear_layer
-from normscope.capacity.three_runs import ThreeRuns
+from normscope.capacity.crease_search import BEND, CENTRE, COST, TILT, TIP, best_creases, best_moves
+from normscope.capacity.plane_scaling import AffineMap, against, layer_norm, layers_of, linear_layer
+from normscope.capacity.samples import Line, Samples
+from normscope.certificates.balls import Point, ball, ball_map, images, mapped, precision, scaled
+from normscope.certificates.check_networks import count_runs
+from normscope.certificates.network_weights import BASIS, WIDTH
 from normscope.checks import Floats
 
 if TYPE_CHECKING:
     from torch import nn
 
+BITS = 256
 WIDENED = 4.0  # how far beyond what was measured a float may be
 JOINED = 0.02  # neighbours of one label nearer than this share of a run are one item
-GAP_PRICE, ROOM = 0.05, 1.0 / 3.0  # what narrow gaps cost while runs are folded away
+GAP_PRICE, ROOM = 0.05, 1.0 / 3.0  # what narrow gaps cost while runs are creased away
 SPREAD_PRICE, SPREAD_ROOM = 1.0, 1.0  # and while a run is moved
 SHRUNK = (2.0, 10.0, 100.0, 1000.0)  # how much narrower than the floor a layer may make gaps, if need be
 FAR = 0.05  # a line whose middle boundary is nearer than this to an end is bent anew
 STEEPEST = 1.0 - 1e-9
-FEW = 0.25  # of the tries of a fold are enough for a move
+FEW = 0.25  # of the tries of a crease are enough for a move
 NARROW, NARROWED = 1e-3, 1e-4  # an end run as wide as this share of its gap can be moved; what a squashed one has
 
 
@@ -73,29 +75,26 @@ class Items(NamedTuple):
         return Items(begin[first], reach[last], self.label[first])
 
 
-class Folding:
-    """Building a network; iterate over it to do the work, one step for each run that is folded away.
+class Creasing:
+    """Building a network; iterate over it to do the work, one step for each run that is creased away.
 
     Afterwards `layers` are those of the network if it is `finished`; if not, nothing was found that would go further.
     """
 
     def __init__(self, samples: Samples, line: Line, *, dtype: str, eps: float, seed: int, tries: int) -> None:
         self.layers: list[nn.Module] = []
-        self.journey = [line.places]
+        self.depth = 0
         self.finished = False
         self._samples, self._line, self._dtype, self._eps = samples, line, dtype, eps
         self._seed, self._tries = seed, tries
+        self._places = line.places
         self._limits = LIMITS[dtype]
         self._runs = ThreeRuns(samples.inputs, dtype, eps)
         self._upper, self._lower = np.array([0.0, 1.0]), np.array([1.0, 0.0])  # N = p, D = 1
 
     def __len__(self) -> int:
-        """Runs to be folded away."""
+        """Runs to be creased away."""
         return self._line.runs - len(self._samples.classes)
-
-    @property
-    def depth(self) -> int:
-        return len(self.journey) - 1
 
     def __iter__(self) -> Iterator[None]:
         classes, fewest = len(self._samples.classes), self._line.runs
@@ -104,7 +103,7 @@ class Folding:
         followed = np.ones(len(error), bool)
         while True:
             spread = np.where(followed, WIDENED * error + 4 * self._runs.unit, 0.0)
-            items = apart(self.journey[-1], spread, self._samples.labels, followed)
+            items = apart(self._places, spread, self._samples.labels, followed)
             if items is None:
                 return
             runs = count_runs(items.label)
@@ -115,17 +114,17 @@ class Folding:
                 self._read_out(items.joined(np.inf))
                 self.finished = True
                 return
-            fold = self._next_fold(items, runs)
-            if fold is None and spread.max() > 0:
+            crease = self._next_crease(items, runs)
+            if crease is None and spread.max() > 0:
                 followed &= spread < spread.max() / 4  # the floats that are furthest off may be in the way
                 continue
-            if fold is None or self.depth >= len(error):
+            if crease is None or self.depth >= len(error):
                 return
-            self._add_layer(fold)
-            error = self._measure(fold)
+            self._add_layer(crease)
+            error = self._measure(crease)
 
-    def _next_fold(self, items: Items, runs: int) -> Floats | None:
-        """The best fold that leaves fewer runs; or one that prepares it; or None."""
+    def _next_crease(self, items: Items, runs: int) -> Floats | None:
+        """The best crease that leaves fewer runs; or one that prepares it; or None."""
         seed = hash((self._seed, self.depth)) % 2**63
         roundness, tilt, floor = self._limits
         whole = items.joined(np.inf)
@@ -133,41 +132,41 @@ class Folding:
         least = min(floor, float((whole.low[1:] - whole.high[:-1]).min()))
         for shrunk in SHRUNK:
             limits = (roundness / runs, tilt, least / shrunk)
-            fold: Floats = best_folds(*joined, runs - 2, self._tries, limits, GAP_PRICE, ROOM, seed)[0]
-            if fold[COST] < WORST:
-                return fold
+            crease: Floats = best_creases(*joined, runs - 2, self._tries, limits, GAP_PRICE, ROOM, seed)[0]
+            if crease[COST] < WORST:
+                return crease
         limits = (np.sqrt(self._runs.unit), STEEPEST, floor)
         for most in (runs - 2, runs - 1):  # boundaries; a move that leaves as many prepares one that does not
             if most == runs - 1:
                 squashed = _squashed(whole, np.sqrt(self._runs.unit))
                 if squashed is not None:
                     return squashed
-            fold = best_moves(*whole, most, int(FEW * self._tries), limits, SPREAD_PRICE, SPREAD_ROOM, seed)[0]
-            if fold[COST] < WORST:
-                return fold
+            crease = best_moves(*whole, most, int(FEW * self._tries), limits, SPREAD_PRICE, SPREAD_ROOM, seed)[0]
+            if crease[COST] < WORST:
+                return crease
         return None
 
-    def _add_layer(self, fold: Floats) -> None:
+    def _add_layer(self, crease: Floats) -> None:
         """h = (N' − cD', sD') as a Linear, and a LayerNorm."""
-        c, s, mu = fold[CENTRE], fold[TIP], fold[BEND]
+        c, s, mu = crease[CENTRE], crease[TIP], crease[BEND]
         upper, lower = (1 + mu) * self._upper, self._lower + mu * self._upper
         forms = np.stack([upper - c * lower, s * lower])
         forms *= against(self._eps) / np.abs(forms).max()
         linear = self._linear(forms, writes=True)
         self.layers += [linear, layer_norm(self._eps)]
         self._runs.advance(linear)
+        self.depth += 1
 
-    def _measure(self, fold: Floats) -> Floats:
+    def _measure(self, crease: Floats) -> Floats:
         """Where the samples are now, on a line from 0 to 1; and how far floats are from there."""
-        s, k = fold[TIP], fold[TILT]
+        s, k = crease[TIP], crease[TILT]
         upper, lower = np.array([s, s * k, 0.0]), np.array([0.0, 0.0, 1.0])
         values, _ = self._runs.ratios(upper, lower)
         first, last = values.min(), values.max()
         bend = _balance((values - first) / (last - first), self._samples.labels)
         upper, lower = upper - first * lower, (last - first) * lower
         self._upper, self._lower = (1 + bend) * upper, lower + bend * upper
-        places, error = self._runs.ratios(self._upper, self._lower)
-        self.journey.append(places)
+        self._places, error = self._runs.ratios(self._upper, self._lower)
         return error
 
     def _read_out(self, runs: Items) -> None:
@@ -189,6 +188,53 @@ class Folding:
             matrix, shift = np.outer(forms[:, 1], self._line.weight), shift + forms[:, 1] * self._line.bias
         dtype = getattr(torch, self._dtype)
         return linear_layer(AffineMap(matrix, shift), reads=bool(self.layers), writes=writes, dtype=dtype)
+
+
+class ThreeRuns:
+    """The samples after the layers so far, followed three ways: in balls, as a batch in torch, and one by one in torch.
+
+    Of the balls of 256 bits only midpoints are kept: near enough to choose the next layer by. The proof is made
+    afterwards, by `check_networks`.
+    """
+
+    def __init__(self, inputs: Floats, dtype: str, eps: float) -> None:
+        import torch
+
+        self.unit = float(np.finfo(dtype).eps)
+        self._eps, self._inputs = eps, inputs
+        self._exact: list[Point] = []
+        self._batch = torch.from_numpy(inputs).to(getattr(torch, dtype))
+        self._single = [self._batch[row : row + 1] for row in range(len(inputs))]
+
+    def advance(self, linear: "nn.Linear") -> None:
+        """Through a Linear and the LayerNorm after it."""
+        import torch
+        from torch.nn.functional import layer_norm
+        from torch.nn.functional import linear as apply
+
+        with torch.inference_mode():
+            weight, bias, shape = linear.weight, linear.bias, (WIDTH,)
+            self._batch = layer_norm(apply(self._batch, weight, bias), shape, eps=self._eps)
+            self._single = [layer_norm(apply(row, weight, bias), shape, eps=self._eps) for row in self._single]
+        with precision(BITS):
+            affine = ball_map(layers_of([linear])[0], reads=bool(self._exact), writes=True)
+            rows = mapped(affine, self._exact) if self._exact else images(affine, self._inputs)
+            self._exact = [(x.mid(), y.mid()) for x, y in scaled(rows, self._eps)]
+
+    def ratios(self, upper: Floats, lower: Floats) -> tuple[Floats, Floats]:
+        """(n₀ + n₁x + n₂y)/(d₀ + d₁x + d₂y) of each sample, and how far its two floats are from that at most."""
+        import torch
+
+        n, d = [ball(value) for value in upper.tolist()], [ball(value) for value in lower.tolist()]
+        with precision(BITS):
+            exact = np.array(
+                [float((n[0] + n[1] * x + n[2] * y) / (d[0] + d[1] * x + d[2] * y)) for x, y in self._exact]
+            )
+        error = np.zeros(len(exact))
+        for outputs in (self._batch, torch.cat(self._single)):
+            points = outputs.double().numpy() @ BASIS / np.sqrt(WIDTH)
+            error = np.maximum(error, np.abs((points @ upper[1:] + upper[0]) / (points @ lower[1:] + lower[0]) - exact))
+        return exact, error
 
 
 def apart(places: Floats, spread: Floats, labels: NDArray[np.int64], followed: NDArray[np.bool_]) -> Items | None:
@@ -227,11 +273,11 @@ def _balance(places: Floats, labels: NDArray[np.int64]) -> float:
 
 
 def _squashed(runs: Items, least: float) -> Floats | None:
-    """A fold that makes the first run narrow and leaves the others as they are; None if it is narrow or too near."""
+    """A crease that makes the first run narrow and leaves the others as they are; None if it is narrow or too near."""
     width, gap = runs.high[0] - runs.low[0], runs.low[1] - runs.high[0]
     if width <= NARROW * gap or gap * np.sqrt(NARROWED) < least:
         return None
-    fold = np.zeros(6)
-    fold[CENTRE], fold[TIP] = runs.high[0] + gap / 2, gap * np.sqrt(NARROWED)
-    fold[TILT] = max(1.0 - NARROWED * gap / width, 0.0)
-    return fold
+    crease = np.zeros(6)
+    crease[CENTRE], crease[TIP] = runs.high[0] + gap / 2, gap * np.sqrt(NARROWED)
+    crease[TILT] = max(1.0 - NARROWED * gap / width, 0.0)
+    return crease

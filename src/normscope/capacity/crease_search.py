@@ -1,4 +1,4 @@
-"""The search for a fold that leaves few runs, compiled.
+"""The search for a crease that leaves few runs, compiled.
 
 Most candidates are made so that they lay certain boundaries of the left side onto boundaries of the right side that
 separate the same labels: with two pairs of boundaries, and the roundness s and the bend μ drawn at random, the centre c
@@ -9,10 +9,10 @@ import math
 
 import numpy as np
 
-from normscope.capacity.crease_cost import WORST, bent, fold_cost, lined_up
+from normscope.capacity.crease_cost import WORST, bent, crease_cost, lined_up
 from normscope.compiled import compiled
 
-CENTRE, TIP, TILT, BEND, COST, BOUNDARIES = range(6)  # c, s, κ, μ of a fold, and what it brings
+CENTRE, TIP, TILT, BEND, COST, BOUNDARIES = range(6)  # c, s, κ, μ of a crease, and what it brings
 KEPT = 16  # candidates that are varied
 DRAWN = 0.85  # of all tries are new candidates, the others variations
 LARGEST_BEND = 1e4
@@ -20,45 +20,45 @@ HALVINGS = 14  # of the interval in which c is sought
 
 
 @compiled
-def best_folds(low, high, label, most, tries, limits, price, room, seed):  # type: ignore[no-untyped-def]
-    """The cheapest folds found that leave at most so many boundaries, best first; a cost of WORST marks an empty row.
+def best_creases(low, high, label, most, tries, limits, price, room, seed):  # type: ignore[no-untyped-def]
+    """The cheapest creases found that leave at most `most` boundaries, best first; a cost of WORST marks an empty row.
 
     low, high, label: the items in ascending order, from 0 to 1. limits: the least s, the largest |κ|, and the least gap
-    between two runs as a share of the folded line. price, room: what gaps cost, as in `lined_up`.
+    between two runs as a share of the creased line. price, room: what gaps cost, as in `lined_up`.
     """
     line = lined_up(low, high, label, price, room)
     random = _seeded(seed)
-    folds, fold = _empty(), np.zeros(6)
+    creases, crease = _empty(), np.zeros(6)
     starts, ends, names = _runs(line)
     new = int(tries * DRAWN)
     for _ in range(new):
-        if _drawn(random, line, starts, ends, names, limits[0], fold):
-            _judge(line, fold, most, limits, folds[-1, COST])
-            _keep(fold, folds)
+        if _drawn(random, line, starts, ends, names, limits[0], crease):
+            _judge(line, crease, most, limits, creases[-1, COST])
+            _keep(crease, creases)
     for varied in (KEPT, KEPT // 4, 1):
         for _ in range((tries - new) // 3):
             row = int(_uniform(random) * varied)
-            if folds[row, COST] < WORST:
-                _vary(random, folds[row], fold)
-                _judge(line, fold, most, limits, folds[row, COST])
-                if fold[COST] < folds[row, COST]:
-                    folds[row] = fold
-        _sort(folds)
-    return folds
+            if creases[row, COST] < WORST:
+                _vary(random, creases[row], crease)
+                _judge(line, crease, most, limits, creases[row, COST])
+                if crease[COST] < creases[row, COST]:
+                    creases[row] = crease
+        _sort(creases)
+    return creases
 
 
 @compiled
 def best_moves(low, high, label, most, tries, limits, price, room, seed):  # type: ignore[no-untyped-def]
-    """As `best_folds`, among folds that lift the first run over its neighbours and lay it down elsewhere."""
+    """As `best_creases`, among creases that lift the first run over its neighbours and lay it down elsewhere."""
     line = lined_up(low, high, label, price, room)
     random = _seeded(seed)
-    folds, fold = _empty(), np.zeros(6)
+    creases, crease = _empty(), np.zeros(6)
     starts, ends, names = _runs(line)
     for _ in range(tries):
-        _move(random, starts, ends, names, fold)
-        _judge(line, fold, most, limits, folds[-1, COST])
-        _keep(fold, folds)
-    return folds
+        _move(random, starts, ends, names, crease)
+        _judge(line, crease, most, limits, creases[-1, COST])
+        _keep(crease, creases)
+    return creases
 
 
 @compiled
@@ -70,9 +70,9 @@ def _seeded(seed):  # type: ignore[no-untyped-def]
 
 @compiled
 def _empty():  # type: ignore[no-untyped-def]
-    folds = np.zeros((KEPT, 6))
-    folds[:, COST] = WORST
-    return folds
+    creases = np.zeros((KEPT, 6))
+    creases[:, COST] = WORST
+    return creases
 
 
 @compiled
@@ -88,39 +88,39 @@ def _runs(line):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _judge(line, fold, most, limits, limit):  # type: ignore[no-untyped-def]
-    """Bring a fold within its limits and write what it costs into it."""
+def _judge(line, crease, most, limits, limit):  # type: ignore[no-untyped-def]
+    """Bring a crease within its limits and write what it costs into it."""
     roundness, tilt, floor = limits
-    fold[TIP] = min(max(fold[TIP], roundness), 1.0)
-    fold[TILT] = min(max(fold[TILT], -tilt), tilt)
-    fold[COST] = WORST
-    if 0.0 < fold[CENTRE] < 1.0:
-        cost, boundaries = fold_cost(line, fold[CENTRE], fold[TIP], fold[TILT], fold[BEND], floor, limit)
+    crease[TIP] = min(max(crease[TIP], roundness), 1.0)
+    crease[TILT] = min(max(crease[TILT], -tilt), tilt)
+    crease[COST] = WORST
+    if 0.0 < crease[CENTRE] < 1.0:
+        cost, boundaries = crease_cost(line, crease[CENTRE], crease[TIP], crease[TILT], crease[BEND], floor, limit)
         if boundaries <= most:
-            fold[COST], fold[BOUNDARIES] = cost, boundaries
+            crease[COST], crease[BOUNDARIES] = cost, boundaries
 
 
 @compiled
-def _keep(fold, folds):  # type: ignore[no-untyped-def]
-    """Put a fold among the best, if it is one of them."""
-    if fold[COST] < folds[-1, COST]:
-        folds[-1] = fold
-        _sort(folds)
+def _keep(crease, creases):  # type: ignore[no-untyped-def]
+    """Put a crease among the best, if it is one of them."""
+    if crease[COST] < creases[-1, COST]:
+        creases[-1] = crease
+        _sort(creases)
 
 
 @compiled
-def _sort(folds):  # type: ignore[no-untyped-def]
+def _sort(creases):  # type: ignore[no-untyped-def]
     """Best first; they are nearly in order already."""
-    for row in range(1, len(folds)):
+    for row in range(1, len(creases)):
         place = row
-        while place > 0 and folds[place, COST] < folds[place - 1, COST]:
-            for column in range(folds.shape[1]):
-                folds[place, column], folds[place - 1, column] = folds[place - 1, column], folds[place, column]
+        while place > 0 and creases[place, COST] < creases[place - 1, COST]:
+            for column in range(creases.shape[1]):
+                creases[place, column], creases[place - 1, column] = creases[place - 1, column], creases[place, column]
             place -= 1
 
 
 @compiled
-def _drawn(random, line, starts, ends, names, roundness, fold):  # type: ignore[no-untyped-def]
+def _drawn(random, line, starts, ends, names, roundness, crease):  # type: ignore[no-untyped-def]
     """A new candidate; False if the boundaries that were drawn can't be laid onto each other."""
     low, high, _, run, _, _, _ = line
     items = len(low)
@@ -135,17 +135,17 @@ def _drawn(random, line, starts, ends, names, roundness, fold):  # type: ignore[
     centre = bent(low[item] + (high[item + 1] - low[item]) * _uniform(random), mu)
     widest = max(0.7 * min(centre, 1.0 - centre), 1.01 * roundness) if _uniform(random) < 0.9 else 0.7
     narrowest = 0.01 * widest if _uniform(random) < 0.5 and 0.01 * widest > roundness else roundness
-    fold[CENTRE], fold[BEND] = centre, mu
-    fold[TIP] = narrowest * (widest / narrowest) ** _uniform(random)
-    fold[TILT] = math.tanh((2.0 * _uniform(random) - 1.0) * (0.1 + 2.2 * _uniform(random)))
+    crease[CENTRE], crease[BEND] = centre, mu
+    crease[TIP] = narrowest * (widest / narrowest) ** _uniform(random)
+    crease[TILT] = math.tanh((2.0 * _uniform(random) - 1.0) * (0.1 + 2.2 * _uniform(random)))
     if _uniform(random) < 0.2:
         return True
-    return _aligned(random, run[item], starts, ends, names, fold)
+    return _aligned(random, run[item], starts, ends, names, crease)
 
 
 @compiled
-def _move(random, starts, ends, names, fold):  # type: ignore[no-untyped-def]
-    """A fold whose tip is between the first run and the second, and that lays the first onto a random place."""
+def _move(random, starts, ends, names, crease):  # type: ignore[no-untyped-def]
+    """A crease whose tip is between the first run and the second, and that lays the first onto a random place."""
     near, far = ends[0], starts[1]
     mu = math.expm1(3.0 * (2.0 * _uniform(random) - 1.0)) if _uniform(random) < 0.7 else 0.0
     target = 1 + int(_uniform(random) * (len(names) - 1))
@@ -155,14 +155,14 @@ def _move(random, starts, ends, names, fold):  # type: ignore[no-untyped-def]
         target = 1 + int(_uniform(random) * (len(names) - 1))
     right = starts[target + 1] if target < len(names) - 1 else ends[target] + 0.3
     place = ends[target - 1] + (right - ends[target - 1]) * _uniform(random)
-    fold[BEND], fold[CENTRE] = mu, bent(near + (far - near) * _uniform(random), mu)
-    fold[TIP] = (bent(far, mu) - bent(near, mu)) * 10.0 ** (-2.5 * _uniform(random) - 0.3)
-    fold[TILT] = _levelling(fold[CENTRE], fold[TIP], bent(0.5 * (starts[0] + ends[0]), mu), bent(place, mu))
+    crease[BEND], crease[CENTRE] = mu, bent(near + (far - near) * _uniform(random), mu)
+    crease[TIP] = (bent(far, mu) - bent(near, mu)) * 10.0 ** (-2.5 * _uniform(random) - 0.3)
+    crease[TILT] = _levelling(crease[CENTRE], crease[TIP], bent(0.5 * (starts[0] + ends[0]), mu), bent(place, mu))
 
 
 @compiled
-def _aligned(random, middle, starts, ends, names, fold):  # type: ignore[no-untyped-def]
-    """Change a fold so that marks to the left of a run fall on marks to its right; False if that can't be."""
+def _aligned(random, middle, starts, ends, names, crease):  # type: ignore[no-untyped-def]
+    """Change a crease so that marks to the left of a run fall on marks to its right; False if that can't be."""
     whole = len(names) > 2 and names.max() > 1 and _uniform(random) < 0.5  # marks: whole runs, or boundaries
     rightmost = len(names) - 1 if whole else len(names) - 2
     left = middle - 1
@@ -174,7 +174,7 @@ def _aligned(random, middle, starts, ends, names, fold):  # type: ignore[no-unty
     right = _partner(random, names, whole, left, 2 * middle - 1 - left, middle, rightmost)
     if right < 0:
         return False
-    mu = fold[BEND]
+    mu = crease[BEND]
     inner_left, inner_right = (
         _mark(random, starts, ends, whole, left, mu),
         _mark(random, starts, ends, whole, right, mu),
@@ -183,9 +183,9 @@ def _aligned(random, middle, starts, ends, names, fold):  # type: ignore[no-unty
         return False
     room = min(left, rightmost - right)
     if room < 1 or _uniform(random) < 0.2:
-        if _uniform(random) < 0.5 or not inner_left < fold[CENTRE] < inner_right:
-            fold[CENTRE] = inner_left + (inner_right - inner_left) * _uniform(random)
-        fold[TILT] = _levelling(fold[CENTRE], fold[TIP], inner_left, inner_right)
+        if _uniform(random) < 0.5 or not inner_left < crease[CENTRE] < inner_right:
+            crease[CENTRE] = inner_left + (inner_right - inner_left) * _uniform(random)
+        crease[TILT] = _levelling(crease[CENTRE], crease[TIP], inner_left, inner_right)
         return True
     further = min(int((room + 1) ** _uniform(random)), room)
     outer = _partner(random, names, whole, left - further, right + further, right + 1, rightmost)
@@ -193,8 +193,8 @@ def _aligned(random, middle, starts, ends, names, fold):  # type: ignore[no-unty
         return False
     outer_left = _mark(random, starts, ends, whole, left - further, mu)
     outer_right = _mark(random, starts, ends, whole, outer, mu)
-    fold[TIP] = min((inner_right - inner_left) * 10.0 ** (2.0 * _uniform(random) - 1.5), 1.0)
-    return _centred(fold, inner_left, inner_right, outer_left, outer_right)
+    crease[TIP] = min((inner_right - inner_left) * 10.0 ** (2.0 * _uniform(random) - 1.5), 1.0)
+    return _centred(crease, inner_left, inner_right, outer_left, outer_right)
 
 
 @compiled
@@ -227,14 +227,14 @@ def _mark(random, starts, ends, whole, mark, mu):  # type: ignore[no-untyped-def
 
 @compiled
 def _levelling(c, s, left, right):  # type: ignore[no-untyped-def]
-    """The κ that folds left and right onto each other."""
+    """The κ that creases left and right onto each other."""
     return (math.sqrt((c - left) ** 2 + s * s) - math.sqrt((right - c) ** 2 + s * s)) / (right - left)
 
 
 @compiled
-def _centred(fold, inner_left, inner_right, outer_left, outer_right):  # type: ignore[no-untyped-def]
+def _centred(crease, inner_left, inner_right, outer_left, outer_right):  # type: ignore[no-untyped-def]
     """Set c and κ so that both pairs fall onto each other; False if no c between the inner ones does it."""
-    near, far, s = inner_left, inner_right, fold[TIP]
+    near, far, s = inner_left, inner_right, crease[TIP]
     at_near = _levelling(near, s, inner_left, inner_right) - _levelling(near, s, outer_left, outer_right)
     at_far = _levelling(far, s, inner_left, inner_right) - _levelling(far, s, outer_left, outer_right)
     if at_near * at_far > 0.0:
@@ -246,16 +246,16 @@ def _centred(fold, inner_left, inner_right, outer_left, outer_right):  # type: i
             near = c
         else:
             far = c
-    fold[CENTRE], fold[TILT] = c, k
+    crease[CENTRE], crease[TILT] = c, k
     return True
 
 
 @compiled
-def _vary(random, fold, varied):  # type: ignore[no-untyped-def]
-    """A fold with some of its numbers changed, by up to half or by as little as 1e-5 of what is natural for them."""
-    varied[:] = fold
+def _vary(random, crease, varied):  # type: ignore[no-untyped-def]
+    """A crease with some of its numbers changed, by up to half or by as little as 1e-5 of what is natural for them."""
+    varied[:] = crease
     size = 10.0 ** (-5.0 * _uniform(random) - 0.3)
-    reach = 1.0 if _uniform(random) < 0.3 else min(fold[CENTRE], 1.0 - fold[CENTRE])
+    reach = 1.0 if _uniform(random) < 0.3 else min(crease[CENTRE], 1.0 - crease[CENTRE])
     if _uniform(random) < 0.8:
         varied[CENTRE] += (_uniform(random) - 0.5) * size * reach
     if _uniform(random) < 0.8:
@@ -263,7 +263,7 @@ def _vary(random, fold, varied):  # type: ignore[no-untyped-def]
     if _uniform(random) < 0.8:
         varied[TILT] += (_uniform(random) - 0.5) * 2.0 * size
     if _uniform(random) < 0.4:
-        bend = fold[BEND] + (1.0 + fold[BEND]) * (_uniform(random) - 0.5) * 4.0 * size
+        bend = crease[BEND] + (1.0 + crease[BEND]) * (_uniform(random) - 0.5) * 4.0 * size
         varied[BEND] = min(max(bend, -0.9999), LARGEST_BEND)
 
 

@@ -18,26 +18,18 @@ is remembered, never read off values.
 [1] Ni et al., On the Nonlinearity of Layer Normalization, ICML 2024.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from normscope.capacity.balls import Ball, BallMap, as_floats_of, as_linear, ball, images, precision
-from normscope.capacity.line import Line
-from normscope.capacity.samples import Samples
-from normscope.capacity.scaling_layer import against, layer_norm, linear_of
-from normscope.certificates.check_networks import GUARD, HIGHEST, Exact, Indices, decided, scores_after
-from normscope.checks import Floats
-from normscope.errors import InputError
+from normscope.capacity.plane_scaling import against
+from normscope.capacity.samples import Line, Samples
+from normscope.certificates.balls import Ball, BallMap, ball, precision
+from normscope.certificates.check_networks import GUARD
+from normscope.certificates.network_weights import ExactNetwork, places_on, power_of_two_near
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-ROUNDING = 128  # bits beyond those of the weights, so that each weight of the module is rounded once
-LEAST = 64  # bits to begin with
 SHIFTS = (0, 4, -4, 7, -7, 3)  # sixteenths of s that the centre is moved by; 0 is the plain merge
 
 
@@ -50,72 +42,13 @@ class Cluster(NamedTuple):
 
     place: Ball
     label: int
-    members: Indices
-
-
-class MergeNetwork(NamedTuple):
-    """A network whose weights are binary fractions of many bits."""
-
-    line: Line
-    maps: list[BallMap]  # the first of p, the others of points of the circle
-    eps: float
-    bits: int
-
-    def exact_labels(self, inputs: Floats) -> Exact:
-        """The classes of samples in real arithmetic."""
-
-        def scores(chosen: Indices, bits: int) -> list[list[Ball]]:
-            first = list(zip(self.maps[0].matrix, self.maps[0].shift, strict=True))
-            rows = [[row[0] * place + shift for row, shift in first] for place in places(self.line, inputs[chosen])]
-            return scores_after(self.maps[1:], rows, self.eps, bits)
-
-        return decided(scores, len(inputs), start=self.bits)
-
-    def rounded(self, dtype: "torch.dtype") -> "nn.Sequential":
-        """The network as a module, every weight rounded once to float64 and then to the dtype: the same everywhere."""
-        import torch
-        from torch import nn
-
-        layers: list[nn.Module] = []
-        for place, affine in enumerate(self.maps):
-            writes = place < len(self.maps) - 1
-            with precision(self.bits + ROUNDING):
-                weight, shift = _layer(affine, None if place else self.line, scaled=self.eps == 0, writes=writes)
-            layers += [layer_norm(self.eps)] if layers else []
-            layers.append(linear_of(torch.tensor(weight, dtype=dtype), torch.tensor(shift, dtype=dtype)))
-        return nn.Sequential(*layers)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every weight to the last bit, as a mantissa and a power of two."""
-        line = {"weight": self.line.weight.tolist(), "bias": self.line.bias}
-        maps = [[[_digits(value) for value in row] for row in (*affine.matrix, affine.shift)] for affine in self.maps]
-        return {"line": line, "maps": maps}
-
-    @classmethod
-    def from_dict(cls, stored: dict[str, Any], eps: float) -> "MergeNetwork":
-        """What `to_dict` gave; ValueError, TypeError or KeyError if it did not."""
-        weight, bias = np.array(stored["line"]["weight"], dtype=np.float64), float(stored["line"]["bias"])
-        if weight.ndim != 1 or not np.isfinite([*weight, bias]).all() or stored.keys() != {"line", "maps"}:
-            raise InputError("the line of exact weights must be finite numbers, one for each channel")
-        maps = []
-        for rows in stored["maps"]:
-            *matrix, shift = [[_exactly(digits) for digits in row] for row in rows]
-            maps.append(BallMap(matrix, shift))
-        for place, affine in enumerate(maps):
-            entries = {len(row) for row in affine.matrix}
-            outputs = len(affine.matrix) if place == len(maps) - 1 else 2
-            if entries != {2 if place else 1} or not len(affine.matrix) == len(affine.shift) == outputs:
-                raise InputError("exact weights must be maps of the plane")
-        bits = max(int(value.man_exp()[0]).bit_length() for value in _numbers(maps))
-        return cls(Line(weight, bias, np.empty(0), 0, 0.0), maps, eps, max(LEAST, bits))
 
 
 class Merging:
     """Building a network; iterate over it to do the work, one step for each layer. `network` is there afterwards."""
 
     def __init__(self, samples: Samples, line: Line, *, eps: float, bits: int) -> None:
-        self.network: MergeNetwork | None = None
-        self.journey: list[Floats] = []
+        self.network: ExactNetwork | None = None
         self._samples, self._line, self._eps, self._bits = samples, line, eps, bits
         self._maps: list[BallMap] = []
 
@@ -130,7 +63,6 @@ class Merging:
             clusters = self._clusters()
         direction = [ball(1)]  # p itself
         while True:
-            self._note(clusters)
             if sum(a.label != b.label for a, b in pairwise(clusters)) == classes - 1:
                 break
             with precision(bits):
@@ -140,22 +72,19 @@ class Merging:
             yield
         with precision(bits):
             self._maps.append(_readout(clusters, direction))
-        self.network = MergeNetwork(self._line, self._maps, self._eps, self._bits)
+        self.network = ExactNetwork(self._line.numbers, self._maps, self._eps, self._bits)
 
     def _clusters(self) -> list[Cluster]:
         """Equal samples are one cluster from the start."""
-        _, first, home = np.unique(self._samples.inputs, axis=0, return_index=True, return_inverse=True)
-        where = places(self._line, self._samples.inputs[first])
-        members = np.argsort(home, kind="stable")
-        groups = np.split(members, np.cumsum(np.bincount(home))[:-1])
-        labels = self._samples.labels[first].tolist()
-        return _in_order([Cluster(*entry) for entry in zip(where, labels, groups, strict=True)])
+        _, first = np.unique(self._samples.inputs, axis=0, return_index=True)
+        where = places_on(self._line.numbers, self._samples.inputs[first])
+        return _in_order([Cluster(*entry) for entry in zip(where, self._samples.labels[first].tolist(), strict=True)])
 
     def _merged(self, clusters: list[Cluster], direction: list[Ball]) -> tuple[list[Cluster], list[Ball]]:
         """One layer: the clusters after it, and the direction that they are projected along."""
         i, j = _pair(clusters)
         half = (clusters[j].place - clusters[i].place) / 2
-        stretch = _power_of_two_near(1 / half.mid())
+        stretch = power_of_two_near(1 / half.mid())
         middle = stretch * (clusters[i].place + clusters[j].place) / 2
         factor = ball(against(self._eps))
         extra = 3 * ball(self._eps) / factor**2 + 1
@@ -169,10 +98,9 @@ class Merging:
                 along = [d * y for d, y in zip(away, heights, strict=True)]
                 chord = [(heights[j] - heights[i]).mid(), (along[i] - along[j]).mid()]
                 laid = [chord[0] * x + chord[1] * y for x, y in zip(along, heights, strict=True)]
-            members = np.concatenate([clusters[i].members, clusters[j].members])
-            both = Cluster(laid[i].union(laid[j]), clusters[i].label, members)
+            both = Cluster(laid[i].union(laid[j]), clusters[i].label)
             rest = [
-                Cluster(place, cluster.label, cluster.members)
+                Cluster(place, cluster.label)
                 for number, (place, cluster) in enumerate(zip(laid, clusters, strict=True))
                 if number not in (i, j)
             ]
@@ -185,20 +113,6 @@ class Merging:
             self._maps.append(BallMap(rows, [-factor * centre, factor]))
             return merged, chord
         raise TooFewBitsError
-
-    def _note(self, clusters: list[Cluster]) -> None:
-        """Remember where the samples are, on a line from 0 to 1."""
-        first, last = clusters[0].place.mid(), clusters[-1].place.mid()
-        where = np.empty(len(self._samples.labels))
-        for cluster in clusters:
-            where[cluster.members] = float((cluster.place.mid() - first) / (last - first))
-        self.journey.append(where)
-
-
-def places(line: Line, inputs: Floats) -> list[Ball]:
-    """p = w·x + b of the samples."""
-    affine = BallMap([[ball(value) for value in line.weight.tolist()]], [ball(line.bias)])
-    return [row[0] for row in images(affine, inputs)]
 
 
 def _in_order(clusters: list[Cluster]) -> list[Cluster]:
@@ -220,47 +134,6 @@ def _pair(clusters: list[Cluster]) -> tuple[int, int]:
             pairs.append((number, following[label]))
         following[label] = number
     return pairs[-1]
-
-
-def _power_of_two_near(value: Ball) -> Ball:
-    mantissa, exponent = value.mid().man_exp()
-    return ball(2) ** (exponent + int(mantissa).bit_length() - 1)
-
-
-def _layer(affine: BallMap, line: Line | None, *, scaled: bool, writes: bool) -> tuple[Floats, Floats]:
-    """Weights and biases of one map as nn.Linear has them; of the first, which reads samples, with their line.
-
-    Scaled so that no number is beyond floats, where it writes for a LayerNorm without eps and only directions matter.
-    """
-    matrix, shift = affine
-    if scaled and writes:
-        factor = 1 / _power_of_two_near(
-            max((abs(value) for value in _numbers([affine])), key=lambda value: value.mid())
-        )
-        matrix, shift = [[factor * value for value in row] for row in matrix], [factor * value for value in shift]
-    if line is not None:
-        shift = [value + row[0] * ball(line.bias) for value, row in zip(shift, matrix, strict=True)]
-        matrix = [[row[0] * ball(value) for value in line.weight.tolist()] for row in matrix]
-    weight, bias = as_linear(BallMap(matrix, shift), reads=line is None, writes=writes)
-    return np.array([as_floats_of(row) for row in weight]), as_floats_of(bias)
-
-
-def _numbers(maps: Sequence[BallMap]) -> list[Ball]:
-    return [value for affine in maps for row in (*affine.matrix, affine.shift) for value in row]
-
-
-def _digits(value: Ball) -> list[Any]:
-    mantissa, exponent = value.man_exp()
-    return [hex(int(mantissa)), int(exponent)]
-
-
-def _exactly(digits: list[Any]) -> Ball:
-    """The number that `_digits` wrote, whatever the working precision is."""
-    mantissa, exponent = int(digits[0], 16), digits[1]
-    if len(digits) != 2 or not isinstance(exponent, int) or mantissa.bit_length() > HIGHEST or abs(exponent) > 2**24:
-        raise InputError(f"an exact weight must be a mantissa of up to {HIGHEST} bits and a power of two")
-    with precision(max(2, mantissa.bit_length())):
-        return ball(mantissa) * ball(2) ** exponent
 
 
 def _readout(clusters: list[Cluster], direction: list[Ball]) -> BallMap:

@@ -1,21 +1,36 @@
 """normscope fold"""
 
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from normscope.cli.options import DEVICE, InputsOption, JsonFlag, inputs_of, printable, show, tell_written
+from normscope.cli.options import (
+    DEVICE,
+    DeviceOption,
+    FolderArgument,
+    InputsOption,
+    TextOption,
+    command,
+    inputs_of,
+    model_of,
+    progress,
+    tell_written,
+    text_of,
+)
 
-BUNDLED = "bundled"
 
-
+@command(saves=False)
 def fold(
-    model: Annotated[
-        Path, typer.Argument(help=f"A folder in Hugging Face format; '{BUNDLED}': the GPT that ships with the package.")
-    ],
-    out: Annotated[Path, typer.Argument(help="The folder to write; it must not exist.")],
+    model: FolderArgument = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="Write the folded model to this folder, which must not exist. Without it nothing is written.",
+        ),
+    ] = None,
     rms: Annotated[
         bool,
         typer.Option("--rms", metavar="", help="Put RMSNorm modules in place of norms, and write an exported program."),
@@ -26,28 +41,30 @@ def fold(
             "--untie", metavar="", help="Give a head that shares its matrix with a table a copy, and fold that too."
         ),
     ] = False,
+    text: TextOption = None,
     inputs: InputsOption = None,
-    json: JsonFlag = False,
-    device: Annotated[str, typer.Option(help="Where to run both models.")] = DEVICE,
+    device: DeviceOption = DEVICE,
     dtype: Annotated[
-        str | None, typer.Option(help="In what to write the result: that of the weights, if not given.")
+        str | None,
+        typer.Option(
+            help="Data type to store the result in: float32, float64, bfloat16 or float16. Default: as the weights."
+        ),
     ] = None,
-) -> None:
-    """Write a model that computes the same with norms that do less: a proof, and a reason for all that was kept."""
-    batch, source = inputs_of(inputs), model
-    if str(model) == BUNDLED and not model.exists():
-        from normscope.data import demo_model
+) -> Any:
+    """Fold norms into the weights around them: the same function, certified, and a reason for every norm kept."""
+    from normscope.rewrite.fold import fold as ask
 
-        source = demo_model()
-    from normscope.rewrite.saved_model import NotTheSameError, fold_checkpoint
-
-    try:
-        result = fold_checkpoint(
-            source, out, inputs=batch, rms=rms, untie=untie, device=device, dtype=dtype, name=str(model)
-        )
-    except NotTheSameError as error:
-        show(error.folding, json)
-        print(f"normscope: {printable(str(error))}; nothing was written", file=sys.stderr)
-        raise typer.Exit(1) from None
-    show(result, json)
-    tell_written([out])
+    text = text_of(text)
+    result = ask(
+        model_of(model),
+        text=text,
+        inputs=inputs_of(inputs, text),
+        out=out,
+        rms=rms,
+        untie=untie,
+        device=device,
+        dtype=dtype,
+        progress=progress,
+    )
+    tell_written([] if out is None else [out])
+    return result

@@ -46,7 +46,7 @@ TextOption = Annotated[
 ]
 LinesFlag = Annotated[bool, typer.Option("--lines", metavar="", help="Each line of the text is a sequence of its own.")]
 DeviceOption = Annotated[str, typer.Option(help="Where to run the model on the text or inputs.")]
-DtypeOption = Annotated[str, typer.Option(help="In what to run it: float32, float64, bfloat16 or float16.")]
+DtypeOption = Annotated[str, typer.Option(help="Data type to run the model in: float32, float64, bfloat16 or float16.")]
 
 
 def model_of(given: Path | None) -> Path:
@@ -76,7 +76,7 @@ def inputs_of(given: Path | None, text: str | None = None, lines: bool = False) 
     if given is None:
         return None
     if text is not None:
-        raise InputError("--text and --inputs can't be given together: the model runs on one of them")
+        raise InputError("--text and --inputs cannot be combined: the model runs on one of them")
     from normscope.models.batches import read_inputs
 
     return read_inputs(given)
@@ -160,24 +160,29 @@ CsvFlag = Annotated[bool, typer.Option("--csv", metavar="", help="Print the main
 AllFlag = Annotated[bool, typer.Option("--all", metavar="", help="Show all columns and tables.")]
 
 
+HtmlOption = Annotated[Path | None, typer.Option("--html", help="Write one self-contained page here.")]
+
+
 def command(
-    *, picture: bool = False, saves: bool = True, resumes: bool = False
+    *, page: bool = False, picture: bool = False, saves: bool = True, resumes: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a command of a function that parses and asks, and returns a result: every command ends in the same way.
 
-    Adds --json, --csv and --all; -o (with `saves`) and --force; --picture (with `picture`). A command that `resumes`
-    takes the path of -o as its argument `resume`, and saves there by itself. The exit code is 1 where a certificate
-    does not hold.
+    Adds --json, --csv and --all; -o (with `saves`) and --force; --html (with `page`); --picture (with `picture`). A
+    command that `resumes` takes the path of -o as its argument `resume`, and saves there by itself. The exit code is 1
+    where a certificate does not hold.
     """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., None]:
         own = inspect.signature(function)
         added: dict[str, tuple[Any, Any]] = {}
+        if page:
+            added["html"] = (HtmlOption, None)
         if picture:
             added["picture"] = (PictureOption, None)
         if saves or resumes:
             added["save"] = (ResumeOption if resumes else SaveOption, None)
-        if picture or saves:
+        if page or picture or saves:
             added["force"] = (ForceFlag, False)
         added |= {"json": (JsonFlag, False), "csv": (CsvFlag, False), "everything": (AllFlag, False)}
 
@@ -216,17 +221,23 @@ def command(
 
 def _require_possible(form: Mapping[str, Any], resumes: bool) -> None:
     """Refuse what could not be written or shown in the end, before the work begins."""
-    from normscope.files import PICTURES
+    from normscope.files import PAGES, PICTURES
     from normscope.results.result import ENDINGS
 
     if form["json"] and form["csv"]:
         raise InputError("--json and --csv cannot be combined: both are printed on standard output")
+    require_writable(form.get("html"), PAGES, form.get("force", False))
     require_writable(form.get("picture"), PICTURES, form.get("force", False))
     require_writable(form.get("save"), ENDINGS, form.get("force", False) or resumes)
 
 
 def _finish(result: Any, form: Mapping[str, Any], resumes: bool) -> None:
-    contents = picture_of(form.get("picture"), result.plot)
+    contents: dict[Path, bytes] = {}
+    if form.get("html") is not None:
+        from normscope.report.page import render
+
+        contents[form["html"]] = render(result).encode()
+    contents |= picture_of(form.get("picture"), result.plot)
     if form.get("save") is not None and not resumes:
         contents[form["save"]] = result.to_bytes()
     write(contents)

@@ -1,24 +1,24 @@
 """normscope separability"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from normscope.cli.options import DEVICE, DTYPE, DeviceOption, DtypeOption, FolderArgument, JsonFlag, progress, show
+from normscope.cli.options import DEVICE, DTYPE, DeviceOption, DtypeOption, FolderArgument, command, model_of, progress
 
 
+@command()
 def separability(
     model: FolderArgument = None,
     *,
-    texts: Annotated[Path, typer.Option(help="A UTF-8 file: in each line a text, a tab and its label.")],
-    json: JsonFlag = False,
+    text: Annotated[Path, typer.Option(help="A UTF-8 file: in each line a text, a tab and its label.")],
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
-) -> None:
-    """How well labelled texts come apart before and after every norm: SSR, and the least that linear maps reach."""
+) -> Any:
+    """How well labelled texts separate before and after every norm: SSR, and the least that linear maps reach."""
     from normscope.models.labelled_texts import read_labelled
-    from normscope.studies.separability import separability as study
+    from normscope.studies.separability import separability as ask
 
-    inputs, labels = read_labelled(texts)
-    show(study(model, inputs, labels, device=device, dtype=dtype, progress=progress), json)
+    texts, labels = read_labelled(text)
+    return ask(model_of(model), text=texts, labels=labels, device=device, dtype=dtype, progress=progress)

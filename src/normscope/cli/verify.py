@@ -39,23 +39,21 @@ def verify(
 
 
 def _verified(file: Path, samples: Path | None, label: str | None) -> tuple[bool, str]:
-    from normscope.capacity import ln_net as network
-    from normscope.capacity import shatter_state as shatter_networks
     from normscope.files import said_format
+    from normscope.results.result import ENDINGS
     from normscope.separation import archive, storage
     from normscope.vocabulary import findings
 
-    if file.suffix.lower() in network.ENDINGS:
-        from normscope.studies.memorize import verify_memorized
+    if file.suffix.lower() in ENDINGS:
+        from normscope.verify_file import verify as verify_result
 
-        if samples is None:
-            raise InputError(f"{file} is a network: name the file that it has memorised as well")
-        return verify_memorized(file, samples, label)
+        found = verify_result(file, against=samples, label=label, progress=progress)
+        return found.holds, found.reason
     if samples is not None or label is not None:
         given = samples if label is None else f"--label {label}"
-        raise InputError(f"{file} is no network ({network.ENDINGS[0]}), and needs no samples: got {given}")
+        raise InputError(f"{file} is no network ({ENDINGS[0]}), and needs no samples: got {given}")
     if not is_zipfile(file):
-        raise InputError(f"{file} holds no certificates: they are .npz, .zip or {network.ENDINGS[0]} files")
+        raise InputError(f"{file} holds no certificates: they are .npz, .zip or {ENDINGS[0]} files")
     if file.suffix.lower() in archive.ENDINGS:
         return archive.verify_archive(file)
     said = said_format(file)
@@ -63,8 +61,4 @@ def _verified(file: Path, samples: Path | None, label: str | None) -> tuple[bool
         from normscope.studies.vocab import verify_vocab
 
         return verify_vocab(file, progress=progress)
-    if said == shatter_networks.FORMAT:
-        from normscope.capacity.shatter import verify_shattering
-
-        return verify_shattering(file, progress=progress)
     return storage.verify_certificates(file)

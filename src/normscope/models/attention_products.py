@@ -19,13 +19,13 @@ class Running:
 
     name: str
     module: nn.Module
-    given: tuple[Any, ...]
-    named: dict[str, Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
     @property
     def arguments(self) -> dict[str, Any]:
         """What it was called with, by name."""
-        return {**inspect.signature(self.module.forward).bind_partial(*self.given).arguments, **self.named}
+        return {**inspect.signature(self.module.forward).bind_partial(*self.args).arguments, **self.kwargs}
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ _OPERATORS = {
 }  # fmt: skip
 
 
-def tensors_in(given: Iterable[Any], named: dict[str, Any]) -> list[Tensor]:
+def tensors_in(args: Iterable[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     found: list[Tensor] = []
-    for value in (*given, *named.values()):
+    for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
             found.append(value)
         elif isinstance(value, (list, tuple)):
@@ -91,28 +91,28 @@ def of_fused(
 MULTIPLYING = {"matmul", "bmm", "baddbmm", "einsum"}
 
 
-def product_of(place: tuple[Running, ...], name: str, given: tuple[Any, ...], named: dict[str, Any]) -> Product | None:
+def product_of(place: tuple[Running, ...], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
     """The product that this call is, if it multiplies two batches of matrices."""
     if name in ("matmul", "bmm"):
-        query, key = tensors_in(given, named)[:2]
+        query, key = tensors_in(args, kwargs)[:2]
         return _paired(place, query, key.mT) if query.ndim == key.ndim > 2 else None
     if name == "baddbmm":
-        _, query, key = tensors_in(given, named)[:3]
-        return replace(_paired(place, query, key.mT, named.get("alpha", 1.0)), added_to=named.get("beta", 1) != 0)
-    if given and isinstance(given[0], str):
-        return _of_einsum(place, given[0].replace(" ", ""), tensors_in(given[1:], named))
+        _, query, key = tensors_in(args, kwargs)[:3]
+        return replace(_paired(place, query, key.mT, kwargs.get("alpha", 1.0)), added_to=kwargs.get("beta", 1) != 0)
+    if args and isinstance(args[0], str):
+        return _of_einsum(place, args[0].replace(" ", ""), tensors_in(args[1:], kwargs))
     return None
 
 
 def _of_einsum(place: tuple[Running, ...], equation: str, operands: list[Tensor]) -> Product | None:
-    """Equations like bqhd,bkhd->bhqk: the last two axes of the answer are queries and keys, one letter is summed."""
-    left, arrow, answer = equation.partition("->")
+    """Equations like bqhd,bkhd->bhqk: the last two axes of the output are queries and keys, one letter is summed."""
+    left, arrow, output = equation.partition("->")
     terms = left.split(",")
-    if not arrow or len(terms) != 2 or "." in equation or len(answer) < 3:
+    if not arrow or len(terms) != 2 or "." in equation or len(output) < 3:
         return None
-    batch, of_query, of_key = answer[:-2], answer[-2], answer[-1]
+    batch, of_query, of_key = output[:-2], output[-2], output[-1]
     first, second = sorted(zip(terms, operands, strict=True), key=lambda pair: of_key in pair[0])
-    summed = set(first[0]) & set(second[0]) - set(answer)
+    summed = set(first[0]) & set(second[0]) - set(output)
     if len(summed) != 1:
         return None
     inner = summed.pop()
@@ -137,7 +137,7 @@ _ADDING = {"add", "masked_fill", "where", "cat"}
 
 
 def followed(
-    before: list[tuple[Tensor, Product]], name: str, given: tuple[Any, ...], named: dict[str, Any], answer: Tensor
+    before: list[tuple[Tensor, Product]], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
 ) -> Product | None:
     """What a call makes of scores; None if there are none, if only their shape is left, or not even that."""
     # What was lost before and is now added to scores is a bias like any other.
@@ -145,24 +145,24 @@ def followed(
     if not before:
         return None
     scores, product = before[0]
-    understood = _understood(scores, product, name, given, named) if len(before) == 1 else None
-    if understood or product.lost or answer.shape != scores.shape or name in _FORGETTING:
+    understood = _understood(scores, product, name, args, kwargs) if len(before) == 1 else None
+    if understood or product.lost or output.shape != scores.shape or name in _FORGETTING:
         return understood
     return replace(product, lost=f"{name} between product and softmax" if len(before) == 1 else "a sum of products")
 
 
 def _understood(
-    scores: Tensor, product: Product, name: str, given: tuple[Any, ...], named: dict[str, Any]
+    scores: Tensor, product: Product, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Product | None:
     if name in _KEEPING:
         return product
-    first = bool(given) and given[0] is scores
-    if (name in _ADDING and "alpha" not in named) or (name == "sub" and first):
+    first = bool(args) and args[0] is scores
+    if (name in _ADDING and "alpha" not in kwargs) or (name == "sub" and first):
         return replace(product, added_to=True)
     if name == "tanh" and product.softcap is None and not product.added_to:
         return replace(product, softcap=1.0)
-    if (name == "mul" or (name == "div" and first)) and len(given) == 2 and not named:
-        other = given[1] if first else given[0]
+    if (name == "mul" or (name == "div" and first)) and len(args) == 2 and not kwargs:
+        other = args[1] if first else args[0]
         factor = _number(other)
         if factor:
             return product.times(1 / factor if name == "div" else factor)
@@ -192,11 +192,11 @@ def padding_mask(product: Product, batch: int, keys: int) -> Tensor | None:
     crosses = any(isinstance(of_layer.get(name), Tensor) for name in ("key_value_states", "encoder_hidden_states"))
     may_have_padding = product.added_to
     for module in reversed(product.place):
-        given = module.arguments
-        name = "encoder_attention_mask" if crosses and "encoder_attention_mask" in given else "attention_mask"
-        mask = given.get(name)
+        arguments = module.arguments
+        name = "encoder_attention_mask" if crosses and "encoder_attention_mask" in arguments else "attention_mask"
+        mask = arguments.get(name)
         if isinstance(mask, Tensor) and mask.shape == (batch, keys):
             real = mask.detach().bool()
             return real if may_have_padding or bool(real.all()) else None
-        may_have_padding = may_have_padding and not (name in given and mask is None)
+        may_have_padding = may_have_padding and not (name in arguments and mask is None)
     return None

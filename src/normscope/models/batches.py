@@ -38,16 +38,31 @@ def read_inputs(path: Path) -> dict[str, Tensor]:
 
 def batches_for(model: nn.Module, inputs: Inputs) -> Iterator[dict[str, Tensor]]:
     """Every batch as the model takes it: on its device, floats in its dtype; refused by name if it can't be one."""
-    batches = iter([inputs] if isinstance(inputs, Mapping | Tensor | tuple) else inputs)
-    first = next(batches, None)
-    if first is None:
-        raise InputError("inputs must hold at least one batch, got none")
-    return (_fitted(model, batch) for batch in chain([first], batches))
+    return (_fitted(model, batch) for batch in _batches(inputs))
 
 
 def first_batch(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
     """The batch that a model is traced with."""
     return next(batches_for(model, inputs))
+
+
+def first_as_given(inputs: Inputs) -> Mapping[str, Any] | tuple[Any, ...]:
+    """The same as it was given: a module of one's own may take more than tensors.
+
+    >>> first_as_given([{"x": 1}, {"x": 2}])
+    {'x': 1}
+    """
+    first = next(_batches(inputs))
+    return (first,) if isinstance(first, Tensor) else first
+
+
+def _batches(inputs: Inputs) -> Iterator[Batch]:
+    """One batch, or several."""
+    batches = iter([inputs] if isinstance(inputs, Mapping | Tensor | tuple) else inputs)
+    first = next(batches, None)
+    if first is None:
+        raise InputError("inputs must hold at least one batch, got none")
+    return chain([first], batches)
 
 
 def _fitted(model: nn.Module, batch: Batch) -> dict[str, Tensor]:

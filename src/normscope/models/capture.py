@@ -21,11 +21,11 @@ from torch.utils.hooks import RemovableHandle
 
 from normscope.errors import InputError
 from normscope.models.find import find_alone
-from normscope.models.found import FoundNorm, Inventory
 from normscope.models.heads import AttentionWatch, Heads
 from normscope.models.in_place import activation
+from normscope.results.inventory import FoundNorm, Inventory
 
-ROWS = 16  # vectors of a gated call that are held against what it is known as
+ROWS = 16  # vectors of a gated call that are compared with what its norm computes
 ROUNDING = 5e-2  # of the largest output, in half precision too
 
 
@@ -44,9 +44,9 @@ class Activations:
     def output(self) -> Tensor | None:
         return _joined(self._outputs)
 
-    def add(self, given: Tensor, answer: Tensor) -> None:
-        self._inputs.append(given.detach())
-        self._outputs.append(answer.detach())
+    def add(self, x: Tensor, output: Tensor) -> None:
+        self._inputs.append(x.detach())
+        self._outputs.append(output.detach())
 
     def clear(self) -> None:
         self._inputs.clear()

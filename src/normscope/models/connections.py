@@ -3,10 +3,12 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
-from normscope.models.found import Inventory
 from normscope.models.graph import ModelGraph
+from normscope.results.inventory import Inventory
 
+Placement = Literal["pre-norm", "post-norm", "both"]
 QK_NAME = re.compile(r"(^|[._])(q|k|query|key)_?(layer)?_?norm\b|norm_[qk]\b", re.IGNORECASE)
 
 
@@ -16,7 +18,7 @@ class Connections:
 
     reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     read_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    placement: str | None = None  # "pre-norm", "post-norm" or "both"
+    placement: Placement | None = None
     qk_norm: bool = False
 
 
@@ -45,7 +47,7 @@ def _is_of_heads(graph: ModelGraph, path: str, layers: set[str]) -> bool:
     return len(reads) == 1 and reads[0] in layers and alone
 
 
-def _placement(graph: ModelGraph, paths: list[str], computing: set[str]) -> str | None:
+def _placement(graph: ModelGraph, paths: list[str], computing: set[str]) -> Placement | None:
     """pre-norm: the stream goes around its norms; post-norm: through them. Norms at either end have no say."""
     before = after = False
     for path in paths:

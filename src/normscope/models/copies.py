@@ -1,4 +1,4 @@
-"""Copies of modules that can be run without anybody noticing."""
+"""Copies of modules without hooks, in eval mode."""
 
 import copy
 

@@ -15,33 +15,48 @@ from torch.utils._pytree import tree_map
 from normscope.checks import first_line, require_memory, shortened
 from normscope.errors import CheckpointError, InputError
 from normscope.models.architecture import build_architecture, notes_on, stored_names
-from normscope.models.batches import first_batch
+from normscope.models.batches import Inputs, first_as_given, first_batch
 from normscope.models.checkpoint import Checkpoint, open_checkpoint
 from normscope.models.example_inputs import example_inputs
 from normscope.models.float64_run import run_call
-from normscope.models.found import FoundNorm, Inventory
 from normscope.models.graph import ModelGraph, trace
 from normscope.models.in_place import FunctionNorm, InPlace, function_norms, in_place
 from normscope.models.norms_by_name import norms_by_name
 from normscope.models.probe import Form, form_of
 from normscope.norm import Norm
+from normscope.results.inventory import FoundNorm, Inventory
 
-LARGEST = 2_000_000_000  # parameters of a model that is traced without being asked; beyond, it takes a minute and more
-ROWS = 64  # of float64, about what asking a norm takes
+LARGEST = 2_000_000_000  # parameters of a model that is traced if no inputs are given; beyond, it takes minutes
+ROWS = 64  # of float64, about what running a norm takes
 
 
-def find(model: nn.Module | str | Path, *, inputs: Mapping[str, Any] | Sequence[Any] | None = None) -> Inventory:
-    """The norms of a live module, or of a checkpoint, of which only their own tensors are read.
+def find(model: nn.Module | str | Path, *, inputs: Inputs | None = None) -> Inventory:
+    """The normalization layers of a model, each identified by what it computes where the model calls it.
 
-    Each is what it computes where the model calls it: one call of the model is traced, with `inputs`, or with generated
-    ones for a model of transformers. Where that can't be done, modules are judged by what they compute alone, and say
-    so in `unchecked`.
+    One call of the model is traced. Where that can't be done, modules are judged by what they compute alone, and
+    `unchecked` says why. Of a checkpoint only the tensors of norms are read.
 
-    >>> find(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)))
+    Parameters
+    ----------
+    model
+        A folder in Hugging Face format, a .safetensors, .gguf, .pt, .pth or .bin file, or a torch module.
+    inputs
+        What the model is traced with: one batch, or an iterable of batches, of which the first is taken. Models of
+        transformers need none.
+
+    Returns
+    -------
+    Inventory
+        A mapping of names to norms.
+
+    >>> inventory = find(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)))
+    >>> inventory
     Inventory(Sequential: 1 layernorm)
+    >>> inventory["1"].norm
+    Norm(layernorm, size=4, eps=1e-05)
     """
     if isinstance(model, nn.Module):
-        return _find_in_module(model, *_traced(model, inputs))
+        return _find_in_module(model, *_traced(model, None if inputs is None else first_as_given(inputs)))
     if isinstance(model, (str, Path)):
         return _find_in_checkpoint(Path(model), inputs)
     raise InputError(f"model must be a torch module or a path to a checkpoint, got {type(model).__name__}")
@@ -52,14 +67,14 @@ def find_alone(model: nn.Module) -> Inventory:
     return _find_in_module(model, None, "the model was not traced")
 
 
-def find_traced(model: nn.Module, inputs: Mapping[str, Any] | Sequence[Any] | None = None) -> Inventory:
+def find_traced(model: nn.Module, inputs: Mapping[str, Any] | tuple[Any, ...] | None = None) -> Inventory:
     """The norms of a live module in one traced call, whatever its size; an error if it can't be traced."""
     return _find_in_module(model, trace(model, example_inputs(model) if inputs is None else inputs), None)
 
 
 def _traced(
     model: nn.Module,
-    inputs: Mapping[str, Any] | Sequence[Any] | None,
+    inputs: Mapping[str, Any] | tuple[Any, ...] | None,
     parameters: int | None = None,
     folder: Path | None = None,
 ) -> tuple[ModelGraph | None, str | None]:
@@ -85,7 +100,7 @@ def _find_in_module(model: nn.Module, graph: ModelGraph | None, untraced: str | 
 
     return Inventory(
         type(model).__name__,
-        list(_norms(model, graph, untraced, stored)),
+        tuple(_norms(model, graph, untraced, stored)),
         module=model,
         parameters=sum(values.numel() for values in model.parameters()),
         tied_embeddings=_tied(model),
@@ -94,7 +109,7 @@ def _find_in_module(model: nn.Module, graph: ModelGraph | None, untraced: str | 
     )
 
 
-def _find_in_checkpoint(path: Path, inputs: Mapping[str, Any] | Sequence[Any] | None) -> Inventory:
+def _find_in_checkpoint(path: Path, inputs: Inputs | None) -> Inventory:
     with open_checkpoint(path) as checkpoint:
         graph: ModelGraph | None = None
         untraced: str | None = "no architecture is known, only tensors"
@@ -104,7 +119,7 @@ def _find_in_checkpoint(path: Path, inputs: Mapping[str, Any] | Sequence[Any] | 
                 norms = [replace(found, unchecked=untraced) for found in norms_by_name(checkpoint)]
             else:
                 _require_room(model, checkpoint.parameters)
-                fitted = first_batch(model, inputs) if isinstance(inputs, Mapping) else inputs
+                fitted = None if inputs is None else first_batch(model, inputs)
                 graph, untraced = _traced(model, fitted, checkpoint.parameters, path if path.is_dir() else path.parent)
                 tensors = _StoredTensors(checkpoint, model)
                 norms = [*_norms(model, graph, untraced, tensors), *tensors.undescribed()]
@@ -114,7 +129,7 @@ def _find_in_checkpoint(path: Path, inputs: Mapping[str, Any] | Sequence[Any] | 
             raise CheckpointError(f"{path}: {error}") from None
         return Inventory(
             str(path),
-            norms,
+            tuple(norms),
             module=model,
             parameters=checkpoint.parameters,
             tied_embeddings=None if model is None else _tied(model),
@@ -125,7 +140,7 @@ def _find_in_checkpoint(path: Path, inputs: Mapping[str, Any] | Sequence[Any] | 
 
 
 def _require_room(model: nn.Module, stored: int) -> None:
-    """Refuse a model whose norms can not be asked within the limit of memory, by the longest rows it describes."""
+    """Refuse a model whose norms cannot be run within the limit of memory, by the longest rows it describes."""
     for name, parameter in model.named_parameters():
         if parameter.ndim:
             what = f"{shortened(name, 80)}, which config.json describes with rows of {parameter.shape[-1]} numbers,"
@@ -148,8 +163,8 @@ def _norms(model: nn.Module, graph: ModelGraph | None, untraced: str | None, sto
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, str, Form]]:
-    """Path, class and form of every module that normalizes or seems to; equal modules are asked once."""
-    asked: dict[Any, Form | None] = {}
+    """Path, class and form of every module that normalizes or seems to; equal modules are run once."""
+    forms: dict[Any, Form | None] = {}
     parametrizations = {
         f"{path}.{inner}"
         for path, module in model.named_modules()
@@ -161,9 +176,9 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, str, Form]]:
         if path in parametrizations:  # weight norm and the like: norms of weights, not of activations
             continue
         key = _likeness(module)
-        if key not in asked:
-            asked[key] = form_of(module)
-        form = asked[key]
+        if key not in forms:
+            forms[key] = form_of(module)
+        form = forms[key]
         if form is None:
             continue
         if form.pools_space and has_space:
@@ -172,7 +187,7 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, str, Form]]:
 
 
 def _likeness(module: nn.Module) -> Any:
-    """What two modules share that answer alike: class, shapes of parameters, and settings; a buffer may be anything."""
+    """What two modules share that compute the same: class, shapes of parameters, settings; a buffer may be anything."""
     if next(module.buffers(), None) is not None:
         return id(module)
     shapes = tuple((name, tuple(values.shape)) for name, values in module.named_parameters(recurse=False))
@@ -195,7 +210,7 @@ def _found(path: str, kind: str, seen: InPlace, stored: Stored) -> FoundNorm:
     """A module with the values of its parameters."""
     form = seen.form
     if form.problem is not None:
-        return FoundNorm(path, form.size, None, path, kind, unchecked=None, problem=form.problem)
+        return FoundNorm(path, "unknown", form.size, path=path, module=kind, unchecked=None, problem=form.problem)
     names: list[str] = []
 
     def values(own: str | None) -> Any:
@@ -208,12 +223,11 @@ def _found(path: str, kind: str, seen: InPlace, stored: Stored) -> FoundNorm:
     gain, bias = values(form.gain), values(form.bias)
     if gain is not None and form.gain_convention == "1+w":
         gain = gain + 1.0
-    return FoundNorm(
-        path,
-        form.size,
+    return FoundNorm.of(
         _norm(path, form, gain, bias),
         path,
-        kind,
+        path=path,
+        module=kind,
         gate=seen.gate,
         unchecked=seen.unchecked,
         stored_as=names[0] if names and names[0] != path else None,
@@ -243,10 +257,10 @@ def _found_function(graph: ModelGraph, called: FunctionNorm, stored: Stored) -> 
     """A call of torch's layer_norm or rms_norm in the code of a module."""
     shape, eps = called.settings[0]
     size = math.prod(shape)
-    what = {"path": called.name, "module": called.function, "function": called.where, "unchecked": None}
 
     def refused(problem: str) -> FoundNorm:
-        return FoundNorm(called.name, size, None, **what, problem=problem)  # type: ignore[arg-type]
+        where = {"path": called.name, "module": called.function, "function": called.where}
+        return FoundNorm(called.name, "unknown", size, **where, unchecked=None, problem=problem)  # type: ignore[arg-type]
 
     affine = [node for nodes in called.affine for node in nodes if node is not None]
     if not graph.constants.issuperset(affine):
@@ -257,11 +271,13 @@ def _found_function(graph: ModelGraph, called: FunctionNorm, stored: Stored) -> 
         return refused(f"is called with different gains or settings in its {len(calls)} calls")
     gain, bias = calls[0]
     form = Form(size, projects=called.projects, scales=True, eps=eps)
-    return FoundNorm(
-        called.name,
-        size,
+    return FoundNorm.of(
         _norm(called.name, form, gain, bias),
-        **what,  # type: ignore[arg-type]
+        called.name,
+        path=called.name,
+        module=called.function,
+        function=called.where,
+        unchecked=None,
         eps_place="inside" if eps else None,
         has_bias=bias is not None,
         gain_convention=None if gain is None else "w",

@@ -1,14 +1,17 @@
 """The traced call of a model, or of one module in it, in float64 throughout, on the CPU, with any weights.
 
 A model in float64 is not enough: many cast to float32 in their norms and in softmax. Here every operation of the graph
-is given float64, and what it would cast to less stays float64. Weights are asked for one by one, when they are used.
+is given float64, and what it would cast to less stays float64. Weights are read one by one, when they are used.
+How far two such runs are apart, or two models in their own dtype, is one number: `difference`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Interpreter, Node
@@ -27,7 +30,7 @@ def evaluate(
 ) -> list[Tensor]:
     """The floating-point outputs of the traced call on its own inputs, with stored tensors by their names.
 
-    Who watches is told the value of every node, in the order in which they run.
+    `watch` is called with every node and its value, in the order in which they run.
     """
     inputs: list[Any] = []
     given = iter(pytree.tree_leaves(program.example_inputs))
@@ -92,6 +95,50 @@ def floats(outputs: Any) -> list[Tensor]:
     """The floating-point tensors among the outputs of a model, in float64 on the CPU."""
     tensors = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     return [tensor.detach().cpu().double() for tensor in tensors]
+
+
+def outputs_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The floating-point outputs of a model in evaluation mode; what was in training mode is again at the end."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            return floats(model(*args, **kwargs))
+    except Exception as error:  # the model's own code, which may raise anything
+        raise InputError(f"{type(model).__name__} can't be run on its inputs: {first_line(error)}") from error
+    finally:
+        for module in training:
+            module.training = True
+
+
+def difference(outputs: list[Tensor], reference: list[Tensor]) -> float:
+    """The largest difference over all outputs, each relative to its size; NaN where they can't be compared.
+
+    >>> difference([torch.tensor([1.0, 2.5])], [torch.tensor([1.0, 2.0])])
+    0.25
+    """
+    if [tensor.shape for tensor in outputs] != [tensor.shape for tensor in reference] or not reference:
+        return math.nan
+    pairs = zip(outputs, reference, strict=True)
+    ratios = torch.tensor([0.0, *(_ratio(one, other) for one, other in pairs if other.numel())], dtype=torch.float64)
+    return float(ratios.max())  # NaN if one of them is
+
+
+def _ratio(one: Tensor, other: Tensor) -> float:
+    # Entries that are equal differ by 0, also if both are infinite, as masked scores are.
+    apart = torch.where(one == other, 0.0, (one - other).abs())
+    return float(apart.max()) / _size(other)
+
+
+def _size(values: Tensor) -> float:
+    """The largest finite value that occurs only once, if there is one: what a mask writes, often huge, occurs again.
+
+    >>> _size(torch.tensor([-1e30, 2.0, -1e30, -3.0]))
+    3.0
+    """
+    sizes, times = np.unique(values[values.isfinite()].abs().numpy(), return_counts=True)
+    alone = sizes[times == 1] if (times == 1).any() else sizes
+    return float(alone.max(initial=0.0)) or 1.0
 
 
 class _Stored:

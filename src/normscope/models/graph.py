@@ -118,9 +118,9 @@ def as_exported(model: nn.Module) -> Iterator[None]:
 
 
 class ModelGraph:
-    """Answers about one traced call; modules are named by their first name in the model, the model itself is ''.
+    """One traced call of a model; modules are named by their first name in the model, the model itself is ''.
 
-    A module that is called several times answers for all its calls; one that was not called has empty answers.
+    What is said of a module that is called several times is said of all its calls; of one that was not called, nothing.
     """
 
     def __init__(self, program: torch.export.ExportedProgram, model: nn.Module) -> None:
@@ -258,7 +258,7 @@ class ModelGraph:
         return list(self._calls.get(self._names[name], {}).values())
 
     def name_function(self, name: str, calls: Iterable[Node]) -> None:
-        """Give operations a name of their own, by which they can be asked about like the calls of a module."""
+        """Give operations a name of their own, so that they can be looked up like the calls of a module."""
         self._names[name] = name
         self._functions.add(name)
         self._calls[name] = {node.name: {node: None} for node in calls}

@@ -200,43 +200,43 @@ class AttentionWatch:
         return "attention" in kind.__name__.lower() and name in self._layers and not near
 
     def _enters(self, name: str) -> Callable[..., None]:
-        def enter(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-            self._running.append(Running(name, module, given, named))
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._running.append(Running(name, module, args, kwargs))
             self._ran.add(name)
 
         return enter
 
-    def _leaves(self, module: nn.Module, given: Any, answer: Any) -> None:
+    def _leaves(self, module: nn.Module, args: Any, output: Any) -> None:
         self._running.pop()
 
-    def sees(self, mode: TorchFunctionMode, function: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def sees(self, mode: TorchFunctionMode, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a torch function and note what it does to queries, keys and their products."""
         if function is functional.multi_head_attention_forward:
-            self._heads_of_torch = given[4] if len(given) > 4 else named["num_heads"]
+            self._heads_of_torch = args[4] if len(args) > 4 else kwargs["num_heads"]
             try:
                 with mode:
-                    return _opened_multi_head_attention(*given, **named)
+                    return _opened_multi_head_attention(*args, **kwargs)
             finally:
                 self._heads_of_torch = None
         if not self._running:
-            return function(*given, **named)
+            return function(*args, **kwargs)
         name = plain_name(function)
-        before = [(tensor, product) for tensor in tensors_in(given, named) if (product := self._products.get(tensor))]
-        answer = function(*given, **named)
+        before = [(tensor, product) for tensor in tensors_in(args, kwargs) if (product := self._products.get(tensor))]
+        output = function(*args, **kwargs)
         if name == "scaled_dot_product_attention":
-            self._record(of_fused(self._place(), *given, **named), answer.shape[:-1])
+            self._record(of_fused(self._place(), *args, **kwargs), output.shape[:-1])
         elif name == "softmax" and before:
-            self._meets_softmax(*before[0], given[1] if len(given) > 1 else named.get("dim"))
-        elif isinstance(answer, Tensor):
+            self._meets_softmax(*before[0], args[1] if len(args) > 1 else kwargs.get("dim"))
+        elif isinstance(output, Tensor):
             if name in MULTIPLYING:
-                product = product_of(self._place(), name, given, named)
+                product = product_of(self._place(), name, args, kwargs)
             else:
-                product = followed(before, name, given, named, answer)
+                product = followed(before, name, args, kwargs, output)
             if product is not None:
-                self._products[answer] = product
-            elif answer in self._products:  # changed in place
-                del self._products[answer]
-        return answer
+                self._products[output] = product
+            elif output in self._products:  # changed in place
+                del self._products[output]
+        return output
 
     def _place(self) -> "tuple[Running, ...]":
         """The modules under way, down to the deepest that holds parameters."""
@@ -265,7 +265,7 @@ class AttentionWatch:
                 f"scores of shape {(*rows, product.key.shape[-2])} show no batch, heads and queries"
             )
             return
-        # A copy: the model may go on in the same memory, and a view would keep queries, keys and values alive together.
+        # A copy: the model may reuse the same memory, and a view would keep queries, keys and values alive together.
         query = product.query.detach().clone(memory_format=torch.contiguous_format)
         key = product.key.detach().clone(memory_format=torch.contiguous_format)
         query, key = (states.reshape(batch, -1, *states.shape[-2:]) for states in (query, key))
@@ -277,7 +277,7 @@ class AttentionWatch:
         if self._heads_of_torch:
             return size // self._heads_of_torch
         layer = product.place[-1]
-        sizes = [tensor.shape[0] for tensor in tensors_in(layer.given, layer.named) if tensor.ndim == 3]
+        sizes = [tensor.shape[0] for tensor in tensors_in(layer.args, layer.kwargs) if tensor.ndim == 3]
         return sizes[0] if sizes and size % sizes[0] == 0 else None
 
 
@@ -295,7 +295,7 @@ class _Mode(TorchFunctionMode):
 
 
 # multi_head_attention_forward hands itself over whole to a mode and would run unwatched inside it: this is the same
-# code, told that nobody is watching, so that it goes on to the products within.
+# code, told that nothing is watched, so that it continues to the products within.
 _opened_multi_head_attention = FunctionType(
     functional.multi_head_attention_forward.__code__,
     {**vars(functional), "has_torch_function": lambda tensors: False},

@@ -1,14 +1,14 @@
 """What a norm computes where the model calls it, from the traced graph.
 
-A module that answers like a LayerNorm when it is called alone may be called with a gate, a shift or a flag inside the
-model. So each call of a candidate is run by itself, in float64, with drawn parameters and drawn inputs:
+A module that computes a LayerNorm when it is called alone may be called with a gate, a shift or a flag inside the
+model. So each call of a candidate is run separately, in float64, with random parameters and inputs:
 
     f(x)       = norm(x)                 as the module alone
     f(x, gate) = norm(x ∘ act(gate))     a gate before the norm: its outputs are the norm's
     f(x, gate) = norm(x) ∘ act(gate)     a gate after it: only what is gated lies in the norm's ellipsoid
 
-Anything else is no norm of the family in its place. Calls of torch's own functions, which no module holds, are found
-here too. Nothing needs the weights of the model, so a model on the meta device will do.
+Anything else is no norm of the family inside the model. Calls of torch's own functions, which no module holds, are
+found here too. Nothing needs the weights of the model, so a model on the meta device will do.
 """
 
 import inspect
@@ -29,11 +29,11 @@ from torch.fx import Node
 from normscope.checks import Floats, first_line
 from normscope.errors import InputError
 from normscope.models.float64_run import run_call
-from normscope.models.found import Gate
 from normscope.models.graph import Call, ModelGraph
 from normscope.models.graph_operations import is_float, kind_of
-from normscope.models.probe import Form, NoAnswerError, deviation, fit, with_declared_eps
+from normscope.models.probe import Form, NoOutputError, deviation, fit, with_declared_eps
 from normscope.norm import Norm
+from normscope.results.inventory import Gate
 
 SAME = 1e-5  # of the largest output, in float64 and with inputs beside which eps does not show
 SEED = 0
@@ -58,7 +58,7 @@ def activation(gate: Gate) -> Callable[[Tensor], Tensor]:
 
 @dataclass(frozen=True)
 class InPlace:
-    """What a candidate is in its place; `unchecked` says why that could not be seen."""
+    """What a candidate computes inside the model; `unchecked` says why that could not be seen."""
 
     form: Form
     gate: Gate | None = None
@@ -74,10 +74,10 @@ def in_place(graph: ModelGraph, model: nn.Module, path: str, alone: Form) -> InP
     for call in calls:
         try:
             seen.append(_one_call(graph, model, path, call, alone))
-        except NoAnswerError as reason:
+        except NoOutputError as reason:
             seen.append(InPlace(_refused(alone, str(reason))))
         except Exception as error:  # operations of the model, which may raise anything
-            seen.append(InPlace(alone, unchecked=f"its call can't be run by itself: {first_line(error)}"))
+            seen.append(InPlace(alone, unchecked=f"its call can't be run separately: {first_line(error)}"))
     worst = next((one for one in seen if one.form.problem), None) or next((one for one in seen if one.unchecked), None)
     if worst is not None:
         return worst
@@ -93,7 +93,7 @@ def _refused(alone: Form, reason: str) -> Form:
 def _one_call(graph: ModelGraph, model: nn.Module, path: str, call: Call, alone: Form) -> InPlace:
     module, entering, leaving = model.get_submodule(path), graph.entering(path, call), graph.leaving(call)
     if len(leaving) != 1:
-        raise NoAnswerError(f"makes {len(leaving)} values in the model, not one")
+        raise NoOutputError(f"makes {len(leaving)} values in the model, not one")
     run = _CallRun(graph, model, module, call, leaving[0])
     if len(entering) == 1 and is_float(entering[0]):
         if alone.problem is None and run.agrees(entering[0], alone):
@@ -104,7 +104,7 @@ def _one_call(graph: ModelGraph, model: nn.Module, path: str, call: Call, alone:
             for form, place, activated in _gated(run, value, gate, alone, call):
                 return InPlace(with_declared_eps(form, module), Gate(place, activated, used_first=gate is entering[0]))
     given = ", ".join(inspect.signature(module.forward).parameters)
-    raise NoAnswerError(f"is called with {len(entering)} values in the model ({given}), not with its input alone")
+    raise NoOutputError(f"is called with {len(entering)} values in the model ({given}), not with its input alone")
 
 
 def _fitted(module: nn.Module, run: "_CallRun", value: Node, alone: Form) -> Form:
@@ -126,16 +126,16 @@ def _gated(run: "_CallRun", value: Node, gate: Node, alone: Form, call: Call) ->
         for place in ("before", "after"):
             open_gate = torch.from_numpy(np.random.default_rng(SEED).uniform(0.5, 2.0, _shape(gate)))
             try:
-                answer = run.rows_of(value, size, -1, gate=(gate, open_gate, act(open_gate), place))
-                form = fit(answer, size, run.drawn, np.random.default_rng(SEED))
-            except NoAnswerError:
+                rows = run.rows_of(value, size, -1, gate=(gate, open_gate, act(open_gate), place))
+                form = fit(rows, size, run.drawn, np.random.default_rng(SEED))
+            except NoOutputError:
                 continue
             if form.problem is None and run.agrees(value, form, gate=(gate, act, place)):
                 yield form, place, name
 
 
 class _CallRun:
-    """One call of a module, run by itself with parameters drawn from [0.5, 1.5]."""
+    """One call of a module, run separately with parameters drawn from [0.5, 1.5]."""
 
     def __init__(self, graph: ModelGraph, model: nn.Module, module: nn.Module, call: Call, output: Node) -> None:
         self._graph, self._model, self._call, self._output = graph, model, call, output
@@ -149,11 +149,11 @@ class _CallRun:
         """The call as a function of rows of channels; with a gate, that of the norm behind or before it."""
         shape = _shape(value)
 
-        def answer(x: Floats) -> Floats:
+        def rows(x: Floats) -> Floats:
             outputs = []
             room = int(np.prod(shape)) // size
             if room * size != np.prod(shape):
-                raise NoAnswerError(f"has {size} channels, but its input in the model has shape {shape}")
+                raise NoOutputError(f"has {size} channels, but its input in the model has shape {shape}")
             for start in range(0, len(x), room):
                 part = x[start : start + room]
                 given = _as_input(np.resize(part, (room, size)), shape, axis)
@@ -165,7 +165,7 @@ class _CallRun:
                 outputs.append(_as_rows(made if place == "before" else made / acted, size, axis)[: len(part)])
             return np.concatenate(outputs)
 
-        return answer
+        return rows
 
     def agrees(self, value: Node, form: Form, gate: Any = None) -> bool:
         """Whether the call computes a form, at drawn inputs of the traced shape."""
@@ -194,7 +194,7 @@ class _CallRun:
         made = run_call(self._graph, self._call, values, self._stored)[self._output]
         if not isinstance(made, Tensor) or made.shape != values[next(iter(values))].shape:
             what = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
-            raise NoAnswerError(f"turns an input of shape {tuple(_shape(next(iter(values))))} into {what}")
+            raise NoOutputError(f"turns an input of shape {tuple(_shape(next(iter(values))))} into {what}")
         return made
 
     def _norm(self, form: Form) -> Norm:

@@ -57,7 +57,7 @@ def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32") -> nn
 def text_batches(path: Path, text: str | Sequence[str]) -> "TextBatches":
     """The tokens of a text in pieces that fit the model of a folder, with the special tokens it expects.
 
-    Of several texts, each is a sequence of its own, and in pieces only if it is too long; empty ones are left out.
+    Of several texts, each is a sequence of its own, and in pieces only if it is too long; empty ones are skipped.
     """
     _require_folder(path)
     texts = [text] if isinstance(text, str) else list(text)
@@ -99,9 +99,9 @@ def load_tokenizer(path: Path) -> Any:
 
 
 class TextBatches:
-    """Batches of one row, made as they are asked for, so that memory does not grow with the text.
+    """Batches of one row, made when they are needed, so that memory does not grow with the text.
 
-    The text is tokenized once at the start, to count and to check, and again each time the batches are gone through.
+    The text is tokenized once at the start, to count and to check, and again each time the batches are iterated.
     """
 
     def __init__(self, texts: Sequence[str], tokenizer: Any, model: nn.Module) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Container, Iterator, Sequence
 
 from normscope.errors import InputError
 from normscope.models.checkpoint import Checkpoint
-from normscope.models.found import FoundNorm
 from normscope.norm import Norm
+from normscope.results.inventory import FoundNorm
 
 ASSUMED_EPS = 1e-5
 NAME = re.compile(r"(norm|(^|[._])(ln|rms)([._\d]|$)|layernorm)", re.IGNORECASE)
@@ -34,7 +34,7 @@ def norms_by_name(checkpoint: Checkpoint, among: Container[str] | None = None) -
         elif len(shape) != 1:
             problem = f"has a gain of shape {shape}, which is no vector"
         if problem is not None:
-            yield FoundNorm(path, math.prod(shape), None, problem=problem)
+            yield FoundNorm(path, "unknown", math.prod(shape), problem=problem)
             continue
         bias = next((f"{path}.{end}" for end in BIAS if f"{path}.{end}" in checkpoint.names), None)
         project = kind == "layernorm" if kind else bias is not None
@@ -51,10 +51,9 @@ def norms_by_name(checkpoint: Checkpoint, among: Container[str] | None = None) -
         if checkpoint.format == "gguf":
             assumed = tuple(what for what in assumed if what != "gain_convention")
         stored = norm.size * (1 + (bias is not None))
-        yield FoundNorm(
-            path,
-            norm.size,
+        yield FoundNorm.of(
             norm,
+            path,
             gain_convention="w",
             eps_place="inside",
             has_bias=bias is not None,

@@ -1,11 +1,11 @@
-"""What a module really is, found by asking it and not by reading its name.
+"""What a module computes, identified from its outputs, not from its class name.
 
-A copy of the module gets parameters drawn at random and answers a few inputs x and −x. For each member of the family,
+A copy of the module gets parameters drawn at random and is run on a few inputs x and −x. For each member of the family,
 
     (f(x) − f(−x))/2 = gain · s(x)        (f(x) + f(−x))/2 = bias        s: project and scale in groups, eps = 0
 
 must hold with one gain and bias per channel. Which parameter they are, and whether the gain is w or 1 + w, shows in the
-drawn values; where eps sits shows in how the answer shrinks with its input.
+drawn values; where eps sits shows in how the output shrinks with its input.
 """
 
 import math
@@ -23,14 +23,14 @@ from normscope.models.copies import silent_copy
 
 PROBES = 7  # inputs in a batch; never the number of channels, so that no axis is taken for another
 LOUD = 1e3  # size of inputs beside which eps does not show
-FIT = 1e-4  # relative misfit that is rounding: modules are asked in float32, in which models compute
+FIT = 1e-4  # relative misfit that is rounding: modules are run in float32, in which models compute
 SEED = 0
 ANY_WIDTH = 24
 AFFINE = "neither projects nor scales: an affine map, such as BatchNorm in eval mode"
 HOMOGENEOUS = "doubling the input doubles the output"
 ANY = "normalizes vectors of any width: how wide they are shows only in use"
 
-Answer = Callable[[Floats], Floats]  # (PROBES, channels) → the same shape
+Function = Callable[[Floats], Floats]  # (PROBES, channels) → the same shape
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _channels(module: nn.Module) -> tuple[int, ...] | None:
     if shapes:
         *more, size = sorted(next(iter(shapes)))
         return (size,) if len(shapes) == 1 and all(extent == 1 for extent in more) else None
-    # Without parameters and a declared shape only a name or an eps suggests a norm; any width will do to ask it.
+    # Without parameters and a declared shape only a name or an eps suggests a norm; any width will do to run it.
     if "norm" not in type(module).__name__.lower() and not any("eps" in key for key in vars(module)):
         return None
     return (1,) if any(True for _ in module.parameters(recurse=False)) else (_declared_channels(module) or ANY_WIDTH,)
@@ -121,10 +121,10 @@ def _probe(module: nn.Module, shape: tuple[int, ...]) -> Form:
     if _normalizes_positions(subject, rng):
         return Form(size, problem="takes its statistics over positions, in each channel by itself")
     refusals, problems = [], []
-    for axis, answer in _layouts(subject, shape):
+    for axis, function in _layouts(subject, shape):
         try:
-            form = fit(answer, size, drawn, rng)
-        except NoAnswerError as refusal:
+            form = fit(function, size, drawn, rng)
+        except NoOutputError as refusal:
             refusals.append(str(refusal))
             continue
         if form.problem is None:
@@ -142,12 +142,12 @@ def with_declared_eps(form: Form, module: nn.Module) -> Form:
     return replace(form, eps=eps)
 
 
-class NoAnswerError(Exception):
+class NoOutputError(Exception):
     """The module can't be called this way."""
 
 
 class _NoCopyError(Exception):
-    """The module can't be copied, so it can't be asked at all."""
+    """The module can't be copied, so it can't be run at all."""
 
 
 def _with_drawn_parameters(module: nn.Module, rng: np.random.Generator) -> tuple[nn.Module, dict[str, Floats]]:
@@ -158,7 +158,7 @@ def _with_drawn_parameters(module: nn.Module, rng: np.random.Generator) -> tuple
             subject = subject.to_empty(device="cpu")
         subject = subject.to(device="cpu", dtype=torch.float32)
     except Exception as error:
-        raise _NoCopyError(f"can't be copied to be asked: {first_line(error)}") from None
+        raise _NoCopyError(f"can't be copied to be run: {first_line(error)}") from None
     drawn: dict[str, Floats] = {}
     with torch.no_grad():
         for name, parameter in subject.named_parameters(recurse=False):
@@ -168,34 +168,34 @@ def _with_drawn_parameters(module: nn.Module, rng: np.random.Generator) -> tuple
     return subject, drawn
 
 
-def _layouts(subject: nn.Module, shape: tuple[int, ...]) -> Iterator[tuple[int, Answer]]:
+def _layouts(subject: nn.Module, shape: tuple[int, ...]) -> Iterator[tuple[int, Function]]:
     """Ways to lay out vectors of channels for the module, with the axis that holds the channels."""
 
-    def ask(x: Floats, arrange: Callable[[Tensor], Tensor], restore: Callable[[Tensor], Tensor]) -> Floats:
-        given = arrange(torch.from_numpy(x).float())
+    def run(x: Floats, arrange: Callable[[Tensor], Tensor], restore: Callable[[Tensor], Tensor]) -> Floats:
+        arranged = arrange(torch.from_numpy(x).float())
+        shape = tuple(arranged.shape)
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("error")  # a module that warns about the shape is not meant for it
-                answer = subject(given)
+                output = subject(arranged)
         except Exception as error:
-            shape = tuple(given.shape)
-            raise NoAnswerError(f"can't be called with one tensor of shape {shape}: {first_line(error)}") from None
-        if not isinstance(answer, Tensor) or answer.shape != given.shape:
-            what = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-            raise NoAnswerError(f"answers an input of shape {tuple(given.shape)} with {what}")
-        values: Floats = restore(answer).double().numpy()
+            raise NoOutputError(f"can't be called with one tensor of shape {shape}: {first_line(error)}") from None
+        if not isinstance(output, Tensor) or output.shape != shape:
+            what = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+            raise NoOutputError(f"turns an input of shape {shape} into {what}")
+        values: Floats = restore(output).double().numpy()
         return values.reshape(x.shape)
 
     channels = int(np.prod(shape))
-    yield -1, lambda x: ask(x, lambda t: t.reshape(1, len(x), *shape), lambda t: t)
-    yield -1, lambda x: ask(x, lambda t: t.reshape(len(x), *shape), lambda t: t)
-    yield 1, lambda x: ask(x, lambda t: t.T.reshape(1, channels, len(x), 1), lambda t: t.reshape(channels, len(x)).T)
+    yield -1, lambda x: run(x, lambda t: t.reshape(1, len(x), *shape), lambda t: t)
+    yield -1, lambda x: run(x, lambda t: t.reshape(len(x), *shape), lambda t: t)
+    yield 1, lambda x: run(x, lambda t: t.T.reshape(1, channels, len(x), 1), lambda t: t.reshape(channels, len(x)).T)
 
 
-def fit(answer: Answer, size: int, drawn: dict[str, Floats], rng: np.random.Generator) -> Form:
-    """The first member of the family that explains the answers, the usual ones first."""
+def fit(function: Function, size: int, drawn: dict[str, Floats], rng: np.random.Generator) -> Form:
+    """The first member of the family that explains the outputs, the usual ones first."""
     x = rng.normal(size=(probes(size), size)) + rng.normal(size=(probes(size), 1))
-    quiet, loud = _Answers(answer, x), _Answers(answer, LOUD * x)
+    quiet, loud = _Outputs(function, x), _Outputs(function, LOUD * x)
     if max(deviation(seen.plus, seen.bias) for seen in (quiet, loud)) <= FIT:
         return Form(size, problem="its output does not depend on its input")
     for projects, scales, groups in _members(size):
@@ -210,16 +210,16 @@ def fit(answer: Answer, size: int, drawn: dict[str, Floats], rng: np.random.Gene
         if isinstance(named, str):
             return Form(size, problem=named)
         form = Form(size, None, projects, scales, groups, *named)
-        return _with_eps(form, answer, gain, seen.bias, rng) if scales else form
-    return Form(size, problem=_failed_check(answer, quiet, loud))
+        return _with_eps(form, function, gain, seen.bias, rng) if scales else form
+    return Form(size, problem=_failed_check(function, quiet, loud))
 
 
-class _Answers:
-    """What a module answers to x and −x: its odd part, and its bias if it is a member of the family."""
+class _Outputs:
+    """What a module makes of x and −x: its odd part, and its bias if it is a member of the family."""
 
-    def __init__(self, answer: Answer, x: Floats) -> None:
+    def __init__(self, function: Function, x: Floats) -> None:
         self.x = x
-        self.plus, minus = answer(x), answer(-x)
+        self.plus, minus = function(x), function(-x)
         self.odd: Floats = (self.plus - minus) / 2
         self.bias: Floats = (self.plus + minus).mean(axis=0) / 2
 
@@ -279,8 +279,8 @@ def _name_parameters(
     return gain_name, convention, bias_name
 
 
-def _with_eps(form: Form, answer: Answer, gain: Floats, bias: Floats, rng: np.random.Generator) -> Form:
-    """Add eps and its place, from how inputs of a given root mean square are answered as they shrink.
+def _with_eps(form: Form, function: Function, gain: Floats, bias: Floats, rng: np.random.Generator) -> Form:
+    """Add eps and its place, from the outputs for inputs of a given root mean square as they shrink.
 
     inside  s/√(s² + eps)        outside  s/(s + eps)        floor  s/max(s, eps)
     """
@@ -288,7 +288,7 @@ def _with_eps(form: Form, answer: Answer, gain: Floats, bias: Floats, rng: np.ra
 
     def shrinkage(s: float) -> float:
         expected = gain * unit
-        return float(np.sum((answer(s * unit) - bias) * expected) / np.sum(expected**2))
+        return float(np.sum((function(s * unit) - bias) * expected) / np.sum(expected**2))
 
     scale = 1.0
     while shrinkage(scale) > 0.8:
@@ -337,18 +337,18 @@ def _normalizes_positions(subject: nn.Module, rng: np.random.Generator) -> bool:
         return False  # it does not take such inputs
 
 
-def _failed_check(answer: Answer, quiet: _Answers, loud: _Answers) -> str:
+def _failed_check(function: Function, quiet: _Outputs, loud: _Outputs) -> str:
     """Which property of the family a module lacks, with the measured change."""
     if _regress(loud.odd, loud.x / loud.x.std(axis=1, keepdims=True))[1] <= FIT:
         return "divides by the standard deviation but does not subtract the mean"
     x, y = quiet.x, quiet.plus
-    doubled = answer(2 * x)
+    doubled = function(2 * x)
     if deviation(doubled, 2 * y) <= FIT:
         return HOMOGENEOUS
     facts = [
         f"doubling the input changes the output by {deviation(y, doubled):.1%} of its largest value",
-        f"adding a constant changes it by {deviation(y, answer(x + 1)):.1%}",
+        f"adding a constant changes it by {deviation(y, function(x + 1)):.1%}",
     ]
-    if deviation(y, np.concatenate([answer(row[None]) for row in x])) > FIT:
-        facts.append("the answer to one vector depends on the others in the batch")
+    if deviation(y, np.concatenate([function(row[None]) for row in x])) > FIT:
+        facts.append("the output for one vector depends on the others in the batch")
     return "; ".join(facts)

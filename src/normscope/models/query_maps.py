@@ -160,20 +160,20 @@ class TracedRun:
         self._others: dict[str, list[Tensor]] = {}
         random = torch.Generator().manual_seed(0)
 
-        def ends(name: str, answer: Tensor) -> Tensor:
-            if per_token and not _is_per_token(answer):
-                return answer
-            end = answer.detach().clone().requires_grad_()
+        def ends(name: str, output: Tensor) -> Tensor:
+            if per_token and not _is_per_token(output):
+                return output
+            end = output.detach().clone().requires_grad_()
             self._ends.setdefault(name, []).append(end)
             return end.clone()  # the model may change it in place
 
-        def others(name: str, answer: Tensor) -> Tensor:
-            if per_token and not _is_per_token(answer):
-                return answer
+        def others(name: str, output: Tensor) -> Tensor:
+            if per_token and not _is_per_token(output):
+                return output
             calls = self._others.setdefault(name, [])
             values = self._ends[name][len(calls)].detach()
             if not per_token:
-                noise = torch.randn(answer.shape, generator=random, dtype=torch.float64).to(answer)
+                noise = torch.randn(output.shape, generator=random, dtype=torch.float64).to(output)
                 values = noise * (values.abs().mean() + 1e-3)
             calls.append(values)
             return values.clone()
@@ -361,8 +361,8 @@ def _heads_seen(
 
 
 def _replacing(name: str, replaced: Callable[[str, Tensor], Tensor]) -> Any:
-    def replace(module: nn.Module, given: Any, answer: Any) -> Any:
-        return replaced(name, answer) if isinstance(answer, Tensor) else answer
+    def replace(module: nn.Module, args: Any, output: Any) -> Any:
+        return replaced(name, output) if isinstance(output, Tensor) else output
 
     return replace
 

@@ -4,7 +4,7 @@ Every study begins with a Subject, so that all of them take the same arguments a
 of it (the module with its weights, the norms, the graph, the batches) is made when it is first needed, and once.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -16,8 +16,8 @@ from normscope.data import demo_model
 from normscope.errors import InputError
 from normscope.models.batches import Inputs, batches_for
 from normscope.models.find import find, find_traced
-from normscope.models.found import Inventory
-from normscope.models.load import load_model, read_text, text_batches
+from normscope.models.load import TextBatches, load_model, read_text, text_batches
+from normscope.results.inventory import Inventory
 
 Text = str | Path | Sequence[str]  # a text, a UTF-8 file, or several texts, each a sequence of its own
 
@@ -98,19 +98,21 @@ class Subject:
         """The norms of the module with its weights and its graph; an error if it can't be traced."""
         return find_traced(self.module, self.example)
 
-    def batches(self) -> Iterator[Mapping[str, Tensor]]:
-        """What the model is run on, batch by batch, to be asked for once; none without a text and inputs."""
+    def batches(self) -> Iterable[Mapping[str, Tensor]]:
+        """What the model is run on, batch by batch, to be iterated once; none without a text and inputs."""
         if self._text is not None:
-            assert self.path is not None
-            yield from text_batches(self.path, self.words)
-        elif self._inputs is not None:
-            _ = self._example
-            yield from self._given
+            return self._text_batches
+        return () if self._example is None else self._given
 
     @property
     def example(self) -> Mapping[str, Tensor] | None:
         """What the model is traced with: the first of the inputs, or of the text; None if there is neither."""
         return next(iter(self.batches())) if self._text is not None else self._example
+
+    @cached_property
+    def _text_batches(self) -> TextBatches:
+        assert self.path is not None
+        return text_batches(self.path, self.words)
 
     @cached_property
     def _example(self) -> dict[str, Tensor] | None:

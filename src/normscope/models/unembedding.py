@@ -24,10 +24,10 @@ from normscope.errors import CheckpointError, InputError
 from normscope.models.checkpoint import Checkpoint, open_checkpoint
 from normscope.models.example_inputs import example_inputs
 from normscope.models.find import find
-from normscope.models.found import FoundNorm
 from normscope.models.load import load_model, run_in_pieces
 from normscope.models.norms_by_name import norms_by_name
 from normscope.norm import Norm
+from normscope.results.inventory import FoundNorm
 
 TRIED = 4  # norms, from the last that ran
 OUTPUT = re.compile(r"(^|\.)(output|lm_head|embed_out|proj_out)\.weight$")

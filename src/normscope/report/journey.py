@@ -1,28 +1,25 @@
-"""The journey of samples through a network of LayerNorms: a line that is folded until every class is in one piece."""
+"""The journey of samples through a network of LayerNorms: a line is creased until every class is in one piece."""
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normscope.report.pictures import new_figure
-from normscope.studies.memorize import Memorized
+from normscope.results.memorized import Memorized
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 THREADS = 80  # samples whose paths are drawn as lines; more would hide each other
-SYMBOLS = "ox+#%@&=*~"
 
 
 def journey_picture(result: Memorized) -> "Figure":
     """Where samples are on the line after every layer, and beside it their labels in the order of the line."""
     from matplotlib import colormaps
 
-    network = result.network
-    where, label = np.stack(network.journey), class_numbers(result)
-    layers, classes = np.arange(len(where)), len(network.classes)
+    where, label = result.journey, np.asarray(result.label_numbers)
+    layers, classes = np.arange(len(where)), len(result.classes)
     colours = colormaps["tab10" if classes <= 10 else "turbo"]
     shade = colours(label) if classes <= 10 else colours(label / (classes - 1))
     figure = new_figure(width=11.5, height=min(3.5 + 0.12 * len(where), 9.0))
@@ -38,7 +35,7 @@ def journey_picture(result: Memorized) -> "Figure":
             ".",
             markersize=4 if len(label) <= THREADS else 2,
             color=shade[label == number][0],
-            label=str(network.classes[number]) if classes <= 10 else None,
+            label=str(result.classes[number].label) if classes <= 10 else None,
         )
     line.set(title="samples on the line", xlabel="place, the ends at 0 and 1", ylabel="after LayerNorm number")
     line.invert_yaxis()
@@ -51,31 +48,13 @@ def journey_picture(result: Memorized) -> "Figure":
         extent=(0, len(label), len(where) - 0.5, -0.5),
     )
     order.set(
-        title=f"their labels in the order of the line: {network.origin.runs} runs become {classes}",
+        title=f"their labels in the order of the line: {result.runs} runs become {classes}",
         xlabel="samples, in order",
     )
     figure.suptitle(
-        f"{len(label)} samples memorised by {network.depth} LayerNorms of width {network.width}, "
-        f"found by {network.origin.method}"
+        f"{len(label)} samples memorised by {result.depth} LayerNorms of width {result.width}, found by {result.method}"
     )
     return figure
-
-
-def journey_lines(result: Memorized, width: int, most: int) -> list[tuple[int, str]]:
-    """The labels in the order of the line after some of the layers, as a text: the number of the layer and its line."""
-    where, label = np.stack(result.network.journey), class_numbers(result)
-    chosen = np.unique(np.linspace(0, len(where) - 1, min(most, len(where))).round().astype(int))
-    lines = []
-    for layer, row in zip(chosen, _in_order(where[chosen]), strict=True):
-        ends = np.linspace(0, len(row), min(width, len(row)) + 1).astype(int)
-        commonest = [np.bincount(label[row[a:b]]).argmax() for a, b in pairwise(ends)]
-        lines.append((int(layer), "".join(SYMBOLS[number % len(SYMBOLS)] for number in commonest)))
-    return lines
-
-
-def class_numbers(result: Memorized) -> NDArray[np.int64]:
-    """The place of each sample's label among the classes."""
-    return np.searchsorted(result.network.classes, np.array(result.labels))
 
 
 def _in_order(where: NDArray[np.float64]) -> NDArray[np.int64]:

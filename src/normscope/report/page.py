@@ -1,55 +1,43 @@
 """An inspection as one HTML file that needs no network: words, a table that sorts, and figures.
 
-Figures across depth are complete when they leave here. Those of the chosen norm leave as one pattern each (the
-ellipsoid as a unit ball with its three axes), which the page stretches to the norm that the reader chooses: so the file
-holds a surface once, not once per norm.
-
 Names from a checkpoint are somebody else's text. They are escaped where they become HTML, where they become JSON inside
 a script element, and where plotly would read markup in them.
 """
 
 import json
-from collections.abc import Callable, Sequence
-from html import escape
 from importlib.resources import files
-from math import isfinite
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from normscope.report.norm_columns import Column, columns_of, shown
-from normscope.report.words import KINDS, RISKY_MEAN, UNBOUNDED, headline, highlights
-from normscope.studies.inspection import Channel, Inspection, Landing, NormGeometry, Spread
+from normscope.checks import Floats
+from normscope.report.norm_figures import depth_figures, digits_of, finite, patterns
+from normscope.report.pictures import outline
+from normscope.results.describe import Shown, tables_of
+from normscope.results.inspection import Channel, Inspection, Landing, NormGeometry
+from normscope.rules.inspection import KINDS, UNBOUNDED, headline
 
-Figure = dict[str, Any]
-Trace = dict[str, Any]
-Band = tuple[float | None, float | None, float | None]  # low, middle, high
-
-COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee8866", "#44bb99")
-SURFACE, AXES, POINTS = "#4477aa", "#ee6677", "#ccbb44"
 SAME_SCALE_UP_TO = 12.0  # longest over third axis, beyond which true proportions would show a needle
-OTHERS = "other norms"
 NAMED = 16  # dead channels that are named
 
 
 def render(inspection: Inspection) -> str:
-    """The whole page, to be written to a file as UTF-8."""
+    """The whole page, to be written to a file as UTF-8; its table has the columns that the result describes."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
-    columns = columns_of(inspection)
-    depth = _depth_figures(inspection.norms)
-    data = {"depth": depth, "chosen": _patterns(), "norms": [_details(norm) for norm in inspection.norms]}
+    shown = next(tables_of(inspection, brief=False))
+    depth = depth_figures(inspection.norms)
+    data = {"depth": depth, "chosen": patterns(), "norms": [_details(norm) for norm in inspection.norms]}
     environment = Environment(
         loader=PackageLoader("normscope", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     page = environment.get_template("page.html.jinja").render(
         inspection=inspection,
         headline=headline(inspection),
-        highlights=highlights(inspection),
-        columns=columns,
-        rows=[[_cell(column, norm) for column in columns] for norm in inspection.norms],
+        highlights=inspection.remarks(),
+        columns=list(zip(shown.columns, shown.numeric, strict=True)),
+        rows=_rows(shown),
         depth=list(depth),
         data=script_json(data),
         plotly=get_plotlyjs(),
@@ -65,336 +53,77 @@ def script_json(value: Any) -> str:
     >>> script_json({"</script>": float("inf")})
     '{"\\u003c/script\\u003e":null}'
     """
-    text = json.dumps(_finite(value), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(finite(value), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
-def family(name: str) -> str:
-    """The name with its layer numbers left out: the same for the same norm of every layer.
+def _rows(shown: Shown) -> list[list[tuple[str, str | None]]]:
+    """What every cell shows, and what it sorts by: nothing where there is no value."""
 
-    >>> family("h.11.ln_1")
-    'h.*.ln_1'
-    """
-    return ".".join("*" if part.isdecimal() else part for part in name.split("."))
+    def sorts_by(value: Any, numeric: bool, cell: str) -> str | None:
+        if value is None or value == ():
+            return None
+        return str(float(value)) if numeric else cell
 
-
-def _cell(column: Column, norm: NormGeometry) -> tuple[str, str | None]:
-    """What is shown, and what it sorts by: nothing where there is no value."""
-    value = column.value(norm)
-    missing = value is None or (isinstance(value, float) and not isfinite(value))
-    return shown(value), None if missing else str(value)
-
-
-def _depth_figures(norms: Sequence[NormGeometry]) -> dict[str, Figure]:
-    """The figures across depth by name; one that would have nothing to show is left out."""
-    figures = {
-        "axes": _across_depth(
-            norms,
-            lambda norm: (norm.axis_min, norm.axis_median, norm.axis_max),
-            title="Semi-axes across depth",
-            band="median, between shortest and longest",
-            unit="length (units of the output)",
-            log=True,
-        ),
-        "gains": _across_depth(
-            norms,
-            _gain_band,
-            title="Gains across depth",
-            band="median, with 5% to 95% of the channels",
-            unit="gain",
-        ),
-        "participation": _across_depth(
-            norms,
-            lambda norm: (None, _share(norm.participation_ratio, norm.dimension), None),
-            title="Participation across depth",
-            band="how many axes carry the spread: participation ratio over dimension",
-            unit="share of the axes (%)",
-        ),
-        "nearness": _across_depth(
-            norms,
-            _landing_band(lambda landing: landing.nearness),
-            title="Where inputs land, across depth",
-            band="median, with 5% to 95% of the inputs",
-            unit="nearness (1 is on the surface)",
-        ),
-        "means": _across_depth(
-            norms,
-            _landing_band(lambda landing: landing.mean_over_sigma),
-            title="|mean|/σ of the inputs across depth",
-            band="median, with 5% to 95% of the inputs; above 30 is a risk in half precision",
-            unit="|mean|/σ",
-            log=True,
-            risk=RISKY_MEAN,
-        ),
-        "affine": _across_depth(
-            norms,
-            _affine_band,
-            title="What no affine map explains, across depth",
-            band="share of the output's variance on held-out inputs; with a frozen scale where no full fit was made",
-            unit="unexplained (%)",
-        ),
-        "bending": _across_depth(
-            norms,
-            _landing_band(lambda landing: landing.nonlinearity),
-            title="How much norms bend at their inputs, across depth",
-            band="median, with 5% to 95% of the inputs",
-            unit="H, in units of the inputs (∝ 1/σ⁴)",
-            log=True,
-        ),
-    }
-    return {name: figure for name, figure in figures.items() if figure["data"]}
-
-
-def _gain_band(norm: NormGeometry) -> Band:
-    if norm.profile is None or not len(norm.profile.gains):
-        return None, None, None
-    low, middle, high = np.quantile(norm.profile.gains, [0.05, 0.5, 0.95])
-    return float(low), float(middle), float(high)
-
-
-def _landing_band(figure: Callable[[Landing], Spread | None]) -> Callable[[NormGeometry], Band]:
-    def band(norm: NormGeometry) -> Band:
-        spread = None if norm.landing is None else figure(norm.landing)
-        return (None, None, None) if spread is None else (spread.low, spread.median, spread.high)
-
-    return band
-
-
-def _affine_band(norm: NormGeometry) -> Band:
-    fit = None if norm.landing is None else norm.landing.affine_fit
-    return None, None if fit is None else 100.0 * fit.unexplained, None
-
-
-def _share(part: float | None, whole: int | None) -> float | None:
-    return 100.0 * part / whole if part is not None and whole else None
-
-
-def _across_depth(
-    norms: Sequence[NormGeometry],
-    band_of: Callable[[NormGeometry], Band],
-    *,
-    title: str,
-    band: str,
-    unit: str,
-    log: bool = False,
-    risk: float | None = None,
-) -> Figure:
-    """A line with its band for each family of norms; a family of one is a point with a bar."""
-    bands = [_finite(band_of(norm)) for norm in norms]
-    traces: list[Trace] = []
-    for colour, (label, members) in zip(COLOURS, _families(norms).items(), strict=False):
-        known = [index for index in members if bands[index][1] is not None]
-        if known:
-            texts = [_hover(norms[index].name, bands[index]) for index in known]
-            low, middle, high = ([_digits(bands[index][i]) for index in known] for i in range(3))
-            traces += _family_traces(label, colour, known, texts, (low, middle, high))
-    shapes = [] if risk is None else [_level(risk)]
-    layout = {
-        "title": {"text": f"{title}<br><sup>{band}</sup>"},
-        "xaxis": {"title": {"text": "norm, in the order of the model"}},
-        "yaxis": {"title": {"text": unit}, "type": "log" if log else "linear"},
-        "legend": {"orientation": "h", "y": -0.3, "yanchor": "top"},
-        "margin": {"l": 64, "r": 16, "t": 64, "b": 60},
-        "hovermode": "closest",
-        "shapes": shapes,
-    }
-    return _figure(traces, layout)
-
-
-def _families(norms: Sequence[NormGeometry]) -> dict[str, list[int]]:
-    """Positions of the norms by family, no more families than colours; those that are one of a kind stand together."""
-    members: dict[str, list[int]] = {}
-    for index, norm in enumerate(norms):
-        members.setdefault(family(norm.name), []).append(index)
-    largest = sorted((name for name in members if len(members[name]) > 1), key=lambda name: -len(members[name]))
-    shown_apart = {name: members[name] for name in members if name in largest[: len(COLOURS) - 1]}
-    others = sorted(index for name, indices in members.items() if name not in shown_apart for index in indices)
-    return {**shown_apart, OTHERS: others} if others else shown_apart
-
-
-def _family_traces(
-    label: str, colour: str, x: list[int], texts: list[str], band: tuple[list[Any], list[Any], list[Any]]
-) -> list[Trace]:
-    low, middle, high = band
-    name = escape(label)
-    alone = label == OTHERS
-    common = {"type": "scatter", "x": x, "text": texts, "hovertemplate": "%{text}<extra></extra>", "legendgroup": name}
-    line: Trace = {
-        **common,
-        "y": middle,
-        "name": name,
-        "mode": "markers" if alone else "lines+markers",
-        "line": {"color": colour, "width": 2},
-        "marker": {"color": colour, "size": 6, "symbol": "diamond" if alone else "circle"},
-    }
-    if None in low or None in high:
-        return [line]
-    if alone:
-        up = [_digits(top - mid) for top, mid in zip(high, middle, strict=True)]
-        down = [_digits(mid - bottom) for mid, bottom in zip(middle, low, strict=True)]
-        bar = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1, "width": 3}
-        return [{**line, "error_y": {**bar, "color": colour}}]
-    edge = {**common, "mode": "lines", "showlegend": False, "line": {"color": colour, "width": 0.6}}
-    filled = {"fill": "tonexty", "fillcolor": _transparent(colour, 0.16)}
-    return [{**edge, "y": low}, {**edge, "y": high, **filled}, line]
-
-
-def _hover(name: str, band: Band) -> str:
-    low, middle, high = band
-    spread = f"<br>from {low:.4g} to {high:.4g}" if low is not None and high is not None else ""
-    return f"{escape(name)}<br>{middle:.4g}{spread}"
-
-
-def _level(y: float) -> dict[str, Any]:
-    return {
-        "type": "line",
-        "xref": "paper",
-        "x0": 0,
-        "x1": 1,
-        "y0": y,
-        "y1": y,
-        "line": {"dash": "dot", "width": 1.5, "color": "#cc3311"},
-    }
-
-
-def _transparent(colour: str, alpha: float) -> str:
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{alpha})"
-
-
-def _patterns() -> dict[str, Figure]:
-    """The figures of the chosen norm, to be filled in by the page."""
-    return {"ellipsoid": _ellipsoid_pattern(), "lengths": _lengths_pattern(), "gains": _gains_pattern()}
-
-
-def _ellipsoid_pattern() -> Figure:
-    """The unit ball, its three axes, and no points yet."""
-    around, down = np.meshgrid(np.linspace(0, 2 * np.pi, 49), np.linspace(0, np.pi, 25))
-    ball = (np.cos(around) * np.sin(down), np.sin(around) * np.sin(down), np.cos(down))
-    x, y, z = (coordinate.round(4).tolist() for coordinate in ball)
-    surface = {
-        "type": "surface",
-        "name": "surface",
-        "x": x,
-        "y": y,
-        "z": z,
-        "colorscale": [[0, SURFACE], [1, SURFACE]],
-        "showscale": False,
-        "opacity": 0.22,
-        "hoverinfo": "skip",
-        "showlegend": True,
-    }
-    axes = {
-        "type": "scatter3d",
-        "name": "semi-axes, with their lengths",
-        "mode": "lines+text",
-        "x": [-1, 1, None, 0, 0, None, 0, 0],
-        "y": [0, 0, None, -1, 1, None, 0, 0],
-        "z": [0, 0, None, 0, 0, None, -1, 1],
-        "line": {"color": AXES, "width": 5},
-        "textfont": {"color": AXES},
-        "hoverinfo": "skip",
-    }
-    points = {
-        "type": "scatter3d",
-        "name": "outputs for the text",
-        "mode": "markers",
-        "x": [],
-        "y": [],
-        "z": [],
-        "marker": {"color": POINTS, "size": 2.5},
-        "hovertemplate": "%{x:.4g}, %{y:.4g}, %{z:.4g}<extra></extra>",
-    }
-    scene = {f"{letter}axis": {"title": {"text": f"axis {i}"}} for i, letter in enumerate("xyz", start=1)}
-    layout = {
-        "title": {"text": "The ellipsoid in its three longest axes<br><sup>units of the output, from the center</sup>"},
-        "scene": {**scene, "camera": {"eye": {"x": 1.45, "y": 1.45, "z": 0.85}}},
-        "legend": {"orientation": "h", "y": 0, "yanchor": "top"},
-        "margin": {"l": 0, "r": 0, "t": 64, "b": 32},
-    }
-    return _figure([surface, axes, points], layout)
-
-
-def _lengths_pattern() -> Figure:
-    return _curve_pattern(
-        "Semi-axes", "axis, longest first", {"title": {"text": "length (units of the output)"}, "type": "log"}
-    )
-
-
-def _gains_pattern() -> Figure:
-    return _curve_pattern("Gains, sorted", "share of the channels (%)", {"title": {"text": "gain"}})
-
-
-def _curve_pattern(title: str, along: str, yaxis: dict[str, Any]) -> Figure:
-    curve = {"type": "scatter", "mode": "lines+markers", "x": [], "y": [], "name": title.lower(), "marker": {"size": 3}}
-    layout = {
-        "title": {"text": title},
-        "xaxis": {"title": {"text": along}},
-        "yaxis": yaxis,
-        "margin": {"l": 64, "r": 16, "t": 40, "b": 60},
-    }
-    return _figure([{**curve, "line": {"color": SURFACE, "width": 2}}], layout)
-
-
-def _figure(traces: list[Trace], layout: dict[str, Any]) -> Figure:
-    """A figure as plain values, checked by plotly against its own schema."""
-    import plotly.graph_objects as go
-
-    figure: Figure = go.Figure(data=traces, layout={**layout, "template": "none"}).to_plotly_json()
-    del figure["layout"]["template"]  # the page has its own, for light and dark
-    return figure
+    return [
+        [(cell, sorts_by(value, numeric, cell)) for value, numeric, cell in zip(row, shown.numeric, cells, strict=True)]
+        for row, cells in zip(shown.values, shown.cells, strict=True)
+    ]
 
 
 def _details(norm: NormGeometry) -> dict[str, Any]:
     """What the page shows of a norm when it is chosen."""
-    profile = norm.profile
     details: dict[str, Any] = {"name": norm.name, "facts": _facts(norm), "note": _note(norm)}
     details |= {"longest": None, "labels": None, "points": None, "proportional": True, "lengths": None, "gains": None}
-    if profile is None:
-        return details
+    lengths = _lengths(norm)
     if _why_no_ellipsoid(norm) is None:
-        longest = [float(length) for length in profile.longest[:3]]
-        details["longest"] = _digits_of(longest)
+        longest = [float(length) for length in lengths[:3]]
+        details["longest"] = digits_of(longest)
         details["labels"] = [f"{length:.4g}" for length in longest]
         details["proportional"] = longest[0] <= SAME_SCALE_UP_TO * longest[2]
-        if profile.points is not None and len(profile.points):
-            details["points"] = [_digits_of(coordinate) for coordinate in np.asarray(profile.points).T]
-    if norm.dimension and len(profile.lengths) and np.isfinite(profile.lengths).all():
-        ranks = np.linspace(1, norm.dimension, len(profile.lengths)).round()
-        details["lengths"] = [ranks.astype(int).tolist(), _digits_of(profile.lengths)]
-    if len(profile.gains):
-        details["gains"] = [_digits_of(np.linspace(0, 100, len(profile.gains))), _digits_of(profile.gains)]
+        if norm.landing is not None and norm.landing.points is not None:
+            details["points"] = [digits_of(coordinate) for coordinate in norm.landing.points.T]
+    if len(lengths):
+        ranks = np.linspace(1, len(lengths), len(outline(lengths))).round()
+        details["lengths"] = [ranks.astype(int).tolist(), digits_of(outline(lengths))]
+    if norm.found.gain is not None:
+        gains = outline(np.sort(norm.found.gain))
+        details["gains"] = [digits_of(np.linspace(0, 100, len(gains))), digits_of(gains)]
     return details
+
+
+def _lengths(norm: NormGeometry) -> Floats:
+    """All semi-axes in descending order; none where the set has none, or where they were not kept."""
+    return np.zeros(0) if norm.axes is None or norm.axes.lengths is None else norm.axes.lengths
 
 
 def _why_no_ellipsoid(norm: NormGeometry) -> str | None:
     """Why there is no picture in three axes; None where there is one."""
     if norm.kind == "unknown":
-        reason = norm.problem or "no reason given"
+        reason = norm.found.problem or "no reason given"
         return f"There is no ellipsoid to show: the layer fits no member of the family ({reason})."
     if norm.kind in UNBOUNDED:
         return f"There is no ellipsoid to show: {KINDS[norm.kind]} does not scale, so its outputs are unbounded."
     if norm.dimension is not None and norm.dimension < 3:
         return f"There is no picture in three axes: the outputs fill a set of dimension {norm.dimension}."
-    if norm.profile is None or len(norm.profile.longest) < 3 or not np.isfinite(norm.profile.longest[:3]).all():
-        return "There is no ellipsoid to show: its three longest axes are not known."
-    return None
+    return None if len(_lengths(norm)) >= 3 else "There is no ellipsoid to show: its longest axes are not known."
 
 
 def _note(norm: NormGeometry) -> str | None:
     """The sentence beside the picture, or in its place."""
     missing = _why_no_ellipsoid(norm)
-    if missing or norm.profile is None:
+    if missing:
         return missing
     sentences = []
-    if norm.groups is not None and norm.groups > 1:
+    if norm.found.groups is not None and norm.found.groups > 1:
         sentences.append(
-            f"The outputs fill a product of {norm.groups} ellipsoids, one per group. The surface is the ellipsoid with "
-            "these semi-axes, which lies inside it: outputs may lie outside the surface, up to the box around it."
+            f"The outputs fill a product of {norm.found.groups} ellipsoids, one per group. The surface is the "
+            "ellipsoid with these semi-axes, which lies inside it: outputs may lie outside the surface, up to the box "
+            "around it."
         )
-    ratio = float(norm.profile.longest[0] / norm.profile.longest[2])
+    ratio = float(_lengths(norm)[0] / _lengths(norm)[2])
     if ratio > SAME_SCALE_UP_TO:
         sentences.append(f"The axes are not to the same scale: the first is {ratio:.3g} times the third.")
     return " ".join(sentences) or None
@@ -402,32 +131,33 @@ def _note(norm: NormGeometry) -> str | None:
 
 def _facts(norm: NormGeometry) -> list[tuple[str, str]]:
     """Labels and values in words; what is not known says so."""
+    found = norm.found
     unknown = "not known from weights alone"
     facts = [
-        ("kind", KINDS.get(norm.kind, norm.kind)),
-        ("bias", {True: "yes", False: "no", None: "not known"}[norm.has_bias]),
+        ("kind", KINDS[norm.kind]),
+        ("bias", {True: "yes", False: "no", None: "not known"}[found.has_bias]),
         ("reads", _names(norm.reads, unknown)),
         ("read by", _names(norm.read_by, unknown)),
-        ("channels of the longest axis", _channels(norm.longest_axis_channels)),
-        ("channels of the dead direction", _channels(norm.dead_channels)),
+        ("channels of the longest axis", _channels(norm.axes.longest_channels if norm.axes else None)),
+        ("channels of the dead direction", _channels(norm.gains.dead_direction if norm.gains else None)),
     ]
-    if norm.assumed:
-        facts.append(("assumed, not observed", ", ".join(norm.assumed)))
+    if found.assumed:
+        facts.append(("assumed, not observed", ", ".join(found.assumed)))
     for label, value in (
-        ("problem", norm.problem),
-        ("gate", norm.gate),
-        ("called at", norm.function),
-        ("not checked in its place", norm.unchecked),
-        ("name in the checkpoint", norm.stored_as),
+        ("problem", found.problem),
+        ("gate", found.gate),
+        ("called at", found.function),
+        ("not checked inside the model", found.unchecked),
+        ("name in the checkpoint", found.stored_as),
     ):
         if value:
-            facts.append((label, value))
-    if norm.dead_gains:
-        named = ", ".join(map(str, norm.dead_gains[:NAMED]))
-        more = f" and {len(norm.dead_gains) - NAMED} more" if len(norm.dead_gains) > NAMED else ""
+            facts.append((label, str(value)))
+    if norm.gains and norm.gains.dead:
+        named = ", ".join(map(str, norm.gains.dead[:NAMED]))
+        more = f" and {norm.gains.zero - NAMED} more" if norm.gains.zero > NAMED else ""
         facts.append(("dead channels", f"{named}{more}: {norm.dimension} live dimensions"))
     if norm.landing is not None:
-        facts.append(("inputs of the text", f"{norm.landing.inputs:,}"))
+        facts.append(("inputs", f"{norm.landing.inputs:,}"))
         facts.append(("not explained by an affine map", _fit(norm.landing)))
         facts.append(("H in g groups over H as it is", _factors(norm.landing)))
     return facts
@@ -453,24 +183,6 @@ def _factors(landing: Landing) -> str:
 
 def _channels(channels: tuple[Channel, ...] | None) -> str:
     return ", ".join(f"{entry.channel} ({entry.weight:+.3f})" for entry in channels or ()) or "none"
-
-
-def _digits_of(values: ArrayLike) -> list[float | None]:
-    return [_digits(value) for value in np.asarray(values, dtype=float).tolist()]
-
-
-def _digits(value: float | None) -> float | None:
-    """Four digits are more than a picture shows, and keep the file small."""
-    return float(f"{value:.4g}") if value is not None and isfinite(value) else None
-
-
-def _finite(value: Any) -> Any:
-    """Plain values with None in place of every number that is not finite."""
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _part(name: str) -> str:

@@ -13,6 +13,8 @@ from normscope.results.describe import Shown, tables_of
 from normscope.results.result import Result
 
 WIDTH = 100  # columns, where the output is no terminal
+WIDEST = 40  # characters of a text before it is folded, where a table has all columns
+BETWEEN = 2  # characters between two columns
 
 
 def as_text(result: Result, *, everything: bool = False) -> str:
@@ -26,7 +28,7 @@ def as_text(result: Result, *, everything: bool = False) -> str:
 def show(result: Result, console: Console, *, everything: bool = False) -> None:
     """Tables with the columns that matter, or with all; then the sentences on what stands out."""
     for shown in tables_of(result, brief=not everything):
-        for part in _parts(shown, legend=everything):
+        for part in _parts(shown, console.width if everything else None):
             console.print(part)
     for remark in result.remarks():
         console.print(Text(f"• {printable(remark)}"))
@@ -54,26 +56,53 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
-def _parts(shown: Shown, *, legend: bool) -> list[RenderableType]:
+def _parts(shown: Shown, width: int | None) -> list[RenderableType]:
+    """One table; if all columns are shown, in as many tables as this width needs, with what the columns mean."""
     if not shown.values:
         return [Text(shown.table.empty)] if shown.table.empty else []
-    table = Table(title=Text(printable(shown.title)), box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    if legend:
-        table.caption = Text(
-            "; ".join(f"{column.heading}: {_lower(column.meaning)}" for column in shown.columns if column.meaning)
-        )
     most = shown.table.most
     rows = shown.cells[:most]
-    for place, (column, numeric) in enumerate(zip(shown.columns, shown.numeric, strict=True)):
-        if numeric:  # as wide as its figures and the longest word of its heading; names get the rest
-            width = max(len(text) for text in (*column.heading.split(), *(row[place] for row in rows)))
-            table.add_column(Text(column.heading), justify="right", width=width)
-        else:
-            table.add_column(Text(column.heading), overflow="fold")
-    for cells in rows:
-        table.add_row(*(Text(printable(cell)) for cell in cells))
+    widths = [_width(shown, rows, place) for place in range(len(shown.columns))]
+    parts: list[RenderableType] = []
+    for places in [list(range(len(widths)))] if width is None else _fitting(widths, width):
+        table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        table.title = None if parts else Text(printable(shown.title))
+        if width is not None:
+            explained = [shown.columns[place] for place in (places[1:] if parts else places)]
+            table.caption = Text("; ".join(f"{column.heading}: {_lower(column.meaning)}" for column in explained))
+        for place in places:
+            heading = Text(shown.columns[place].heading)
+            if shown.numeric[place]:  # as wide as its figures and the longest word of its heading; names get the rest
+                table.add_column(heading, justify="right", width=widths[place])
+            else:
+                table.add_column(heading, overflow="fold")
+        for cells in rows:
+            table.add_row(*(Text(printable(cells[place])) for place in places))
+        parts.append(table)
     more = 0 if most is None else len(shown.values) - most
-    return [table, Text(f"and {more:,} more: --json lists all")] if more > 0 else [table]
+    return [*parts, Text(f"and {more:,} more: --json lists all")] if more > 0 else parts
+
+
+def _width(shown: Shown, rows: list[list[str]], place: int) -> int:
+    """Of a column, so that neither its cells nor a word of its heading is cut; long texts are folded."""
+    widest = max(len(text) for text in (*shown.columns[place].heading.split(), *(row[place] for row in rows)))
+    return widest if shown.numeric[place] else min(widest, WIDEST)
+
+
+def _fitting(widths: list[int], width: int) -> list[list[int]]:
+    """The columns in groups that fit beside the first, which each group repeats.
+
+    >>> _fitting([10, 20, 20, 20], 60)
+    [[0, 1, 2], [0, 3]]
+    """
+    groups, used = [[0]], widths[0] + BETWEEN
+    for place in range(1, len(widths)):
+        if used + widths[place] + BETWEEN > width and len(groups[-1]) > 1:
+            groups.append([0])
+            used = widths[0] + BETWEEN
+        groups[-1].append(place)
+        used += widths[place] + BETWEEN
+    return groups
 
 
 def _lower(sentence: str) -> str:
@@ -83,6 +112,8 @@ def _lower(sentence: str) -> str:
 
 
 def _csv_value(value: Any, cell: str) -> Any:
-    if value is None:
+    if value is None or value == ():
         return ""
-    return value if isinstance(value, str | int | float) else cell
+    if isinstance(value, str | int | float):
+        return value
+    return float(value) if hasattr(value, "__float__") else cell

@@ -9,13 +9,12 @@ The dataclass stays plain. Terminal, notebook, page, CSV and JSON Schema are mad
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", NoneType: "null"}
 NOT_IN_JSON = "not in the JSON"  # Annotated[Floats, NOT_IN_JSON]: arrays are saved in the same file, modules are not
-IN_ROW = "in the row"  # Annotated[Landing | None, IN_ROW]: the columns of this value stand in the row that holds it
 MISSING = "–"
 
 
@@ -33,7 +32,7 @@ class Column:
     brief: bool = True  # False: on a terminal only with --all; eight brief columns at most
 
     def text(self, value: Any) -> str:
-        if value is None:
+        if value is None or value == ():
             return MISSING
         return self.format(value) if callable(self.format) else format(value, self.format)
 
@@ -46,6 +45,16 @@ class Table:
     empty: str = ""  # shown in place of a table without rows; nothing if this is empty
     most: int | None = None  # rows on a terminal and in a notebook; None: all
     brief: bool = True  # False: on a terminal only with --all
+
+
+@dataclass(frozen=True)
+class InRow:
+    """On a field of a row: the columns of its value stand in that row; if `brief` names some, only these are brief."""
+
+    brief: tuple[str, ...] | None = None
+
+
+IN_ROW = InRow()  # Annotated[Landing | None, IN_ROW]
 
 
 @dataclass(frozen=True)
@@ -86,24 +95,28 @@ def columns_of(row: type) -> Iterator[tuple[tuple[str, ...], Column, Any]]:
         for note in _notes(hint):
             if isinstance(note, Column):
                 yield (name,), note, get_args(hint)[0]
-            elif note == IN_ROW:
-                inner = without_none(get_args(hint)[0])
-                yield from (((name, *path), column, kind) for path, column, kind in columns_of(inner))
+            elif isinstance(note, InRow):
+                for path, column, kind in columns_of(without_none(get_args(hint)[0])):
+                    brief = column.brief and (note.brief is None or path[0] in note.brief)
+                    yield (name, *path), replace(column, brief=brief), kind
 
 
 def tables_of(result: Any, *, brief: bool) -> Iterator[Shown]:
-    """Every table of a result, with at most eight columns if it is to be brief; columns without values are left out."""
+    """Every table of a result, brief columns first and only these if asked for; columns without values are left out."""
     for name, table, rows in annotated(type(result), Table):
         if brief and not table.brief:
             continue
         columns = [each for each in columns_of(get_args(rows)[0]) if each[1].brief or not brief]
+        columns.sort(key=lambda each: not each[1].brief)
         values = [[_at(row, path) for path, _, _ in columns] for row in getattr(result, name)]
-        used = [place for place in range(len(columns)) if not values or any(row[place] is not None for row in values)]
+        used = [
+            place for place in range(len(columns)) if not values or any(row[place] not in (None, ()) for row in values)
+        ]
         yield Shown(
             table=table,
             title=table.title.format(result),
             columns=tuple(columns[place][1] for place in used),
-            numeric=tuple(without_none(columns[place][2]) in (int, float) for place in used),
+            numeric=tuple(_is_number(without_none(columns[place][2])) for place in used),
             values=[[row[place] for place in used] for row in values],
         )
 
@@ -137,6 +150,11 @@ def without_none(hint: Any) -> Any:
     if get_origin(hint) in (Union, UnionType):
         return next(each for each in get_args(hint) if each is not NoneType)
     return hint
+
+
+def _is_number(kind: Any) -> bool:
+    """Numbers, and what stands for one, as the quantiles of a figure do."""
+    return kind is not bool and hasattr(kind, "__float__")
 
 
 def _notes(hint: Any) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ from normscope.results.describe import NOT_IN_JSON, members, schema
 
 FORMAT = "normscope result 1"
 ENDINGS = (".safetensors",)
+FOLDER_FILE = "folding.json"  # in a folder, beside weights
 PACKAGES = "normscope.results"  # the group of entry points that name packages with a file for each type
 _TYPES: dict[str, type["Result"]] = {}
 
@@ -127,14 +128,15 @@ def load(path: str | os.PathLike[str]) -> Result:
     Parameters
     ----------
     path
-        What `save`, or a command with -o, wrote.
+        What `save`, or a command with -o, wrote: a file, or the folder of a folded model.
 
     Returns
     -------
     Result
         Of the type that was saved. Certificates in it are not checked: `normscope.verify` does that.
     """
-    return load_bytes(Path(path).read_bytes(), str(path))
+    place = Path(path)
+    return _load_folder(place) if place.is_dir() else load_bytes(place.read_bytes(), str(path))
 
 
 def load_bytes(content: bytes, name: str) -> Result:
@@ -156,6 +158,15 @@ def load_bytes(content: bytes, name: str) -> Result:
         return _from_payload(payload, arrays)
     except InputError as error:
         raise InputError(f"{name} can't be read as a result: {error}") from None
+
+
+def _load_folder(folder: Path) -> Result:
+    """The result that lies as JSON beside the weights of a model."""
+    file = folder / FOLDER_FILE
+    try:
+        return _from_payload(json.loads(file.read_bytes()), {})
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file} can't be read as a result: {first_line(error)}") from None
 
 
 def type_named(kind: str) -> type[Result]:
@@ -218,7 +229,7 @@ def _built(hint: Any, value: Any, arrays: dict[str, Any], path: str) -> Any:  # 
         return value
     if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, dict):
         return _built_dataclass(hint, value, arrays, path)
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+    if hint is float and (type(value) is float or (type(value) is int and abs(value) < 2**1023)):
         return float(value)
     if hint in (str, bool, int) and type(value) is hint:
         return value

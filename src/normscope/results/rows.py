@@ -22,5 +22,22 @@ class Spread:
     median: float
     high: float  # 95%
 
+    def __float__(self) -> float:
+        return self.median
+
     def __format__(self, form: str) -> str:
         return format(self.median, form)
+
+
+def path_text(path: str) -> str:
+    """The path of a module as a table shows it."""
+    return path or "(the model)"
+
+
+def several(names: tuple[str, ...]) -> str:
+    """Names in few words.
+
+    >>> several(("a", "b", "c")), several(("",))
+    ('a and 2 others', '(the model)')
+    """
+    return path_text(names[0]) + (f" and {len(names) - 1} others" if len(names) > 1 else "")

@@ -6,19 +6,21 @@ needs a bias in each of them; without, the norm keeps b/g. Channels whose gain i
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
+from normscope.certificates.check_fold import Taken, TakenBy
+from normscope.checks import Floats
 from normscope.models.graph import PRODUCTS
 from normscope.models.graph_operations import kind_of
 from normscope.models.probe import Form, form_of
 from normscope.norm import Norm
+from normscope.results.folding import FOLDED, KEPT, NOTHING, Decision
 from normscope.rewrite.folded_weights import along
-from normscope.rewrite.plan import Taken, TakenBy
-from normscope.rewrite.results import FOLDED, KEPT, NOTHING, Decision
+from normscope.rewrite.stored_tensors import Uses
 from normscope.rewrite.streams import Reading, Streams
-from normscope.rewrite.uses import Uses
 
 Outcome = tuple[Taken | None, str]  # what is taken over; if nothing is, why
 
@@ -32,27 +34,27 @@ class Readers:
 
     def decide(self, name: str, norm: Norm) -> tuple[Decision, Taken | None]:
         """What becomes of the gain and the bias of a norm."""
-        gain, bias = torch.tensor(norm.gain), torch.tensor(norm.bias)
-        if bool((gain == 1).all()) and not bool(bias.any()):
+        gain, bias = norm.gain, norm.bias
+        if (gain == 1).all() and not bias.any():
             return Decision(NOTHING, "its gain is 1 and its bias 0"), None
-        taken_gain = torch.where(gain == 0, 1.0, gain)
+        taken_gain = np.where(gain == 0, 1.0, gain)
         taken, reason = self.take(name, taken_gain, bias)
         if taken is not None:
-            what = "gain and bias" if bool(bias.any()) else "gain"
+            what = "gain and bias" if bias.any() else "gain"
             return Decision(FOLDED, f"{what} into {_listed(taken)}"), taken
-        without_bias, obstacle = self.take(name, taken_gain, torch.zeros_like(bias))
+        without_bias, obstacle = self.take(name, taken_gain, np.zeros_like(bias))
         if without_bias is None or without_bias.bias_tensor is None:
             return Decision(KEPT, obstacle or reason), None
-        if bool((taken_gain == 1).all()):
+        if (taken_gain == 1).all():
             return Decision(KEPT, f"its gain is 1 and its bias stays, because {reason}"), None
         stored = self._uses.tensors[without_bias.bias_tensor].dtype
-        if not _fits(bias / taken_gain, stored):
+        if not _fits(torch.tensor(bias / taken_gain), stored):
             return Decision(KEPT, f"{reason}, and its bias divided by its gain is beyond what {stored} holds"), None
         return Decision(
             FOLDED, f"gain into {_listed(without_bias)}; its bias stays as b/g, because {reason}"
         ), without_bias
 
-    def take(self, name: str, gain: Tensor, bias: Tensor, blind: frozenset[Node] = frozenset()) -> Outcome:
+    def take(self, name: str, gain: Floats, bias: Floats, blind: frozenset[Node] = frozenset()) -> Outcome:
         """What the readers of a norm take over if they take this gain and this bias.
 
         Readers among the `blind` do not notice that the bias is gone.
@@ -75,7 +77,7 @@ class Readers:
             if isinstance(reader, str):
                 return None, reader
             stored, values = self._uses.tensors[weight].dtype, self._uses.tensors.in_float64(weight)
-            if not _fits(values * along(gain, reader.axis, values.ndim), stored):
+            if not _fits(values * along(torch.tensor(gain), reader.axis, values.ndim), stored):
                 return None, f"its gain times {weight} is beyond what {stored} holds"
             readers.append(reader)
         return self._taken(name, gain, bias, readers)
@@ -112,7 +114,7 @@ class Readers:
         return TakenBy(reader.name, weight, axis, bias, readings[0].factor)
 
     def _can_take_bias(self, readings: list[Reading]) -> tuple[bool, str]:
-        """Whether all calls of a layer have the same bias, which is nobody else's, and read the same multiple."""
+        """Whether all calls of a layer have the same bias, used by nothing else, and read the same multiple."""
         names = {reading.product.reader.bias_name for reading in readings}
         biases = {self._uses.tensors.first_name(name) for name in names if name is not None}
         if None in names:
@@ -125,7 +127,7 @@ class Readers:
         ok, reason = self._uses.can_change(biases.pop(), nodes)
         return ok, f"has the bias {reason}"
 
-    def _taken(self, name: str, gain: Tensor, bias: Tensor, readers: list[TakenBy]) -> Outcome:
+    def _taken(self, name: str, gain: Floats, bias: Floats, readers: list[TakenBy]) -> Outcome:
         if name not in self._forms:
             self._forms[name] = form_of(self._model.get_submodule(name))
         form = self._forms[name]
@@ -144,7 +146,7 @@ class Readers:
 
 
 def _fits(values: Tensor, dtype: torch.dtype) -> bool:
-    """Whether numbers of a dtype come near to all values, beside the largest: none overflows, nor do all vanish."""
+    """Whether a dtype holds all values to its precision, relative to the largest: none overflows, nor do all vanish."""
     apart = (values.to(dtype).double() - values).abs().max()
     return bool(apart <= torch.finfo(dtype).eps * values.abs().max())
 

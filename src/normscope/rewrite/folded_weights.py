@@ -4,33 +4,32 @@
     reader of a norm       W ← W·diag(t),  c ← c + f·W·s        f: factor between norm and reader
     the norm itself        g ← g/t,  b ← (b − s)/t
 
-Nothing is kept: a tensor is computed when it is asked for, so that no second model in float64 has to fit into memory.
+Nothing is kept: a tensor is computed when it is needed, so that no second model in float64 has to fit into memory.
 """
 
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from normscope.rewrite.plan import Plan
+from normscope.certificates.check_fold import Promise
 from normscope.rewrite.stored_tensors import StoredTensors
 
 
 class FoldedWeights:
-    """The tensors of a model after a plan, by any of their names.
+    """The tensors of a model after a fold, by any of their names.
 
-    The plan may be one for a copy in which tensors that the model shares are apart: then `names` are those of the copy.
+    The fold may be one of a copy in which tensors that the model shares are apart: then `names` are those of the copy.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan, names: StoredTensors | None = None) -> None:
-        self._original = StoredTensors(model)
-        self._names = self._original if names is None else names
-        self._centred = plan.centred
-        self._gains = {taken.gain_tensor: taken for taken in plan.taken if taken.gain_tensor is not None}
-        self._biases = {taken.bias_tensor: taken for taken in plan.taken if taken.bias_tensor is not None}
-        self._readers = {reader.weight: (taken, reader) for taken in plan.taken for reader in taken.readers}
+    def __init__(self, original: StoredTensors, promise: Promise, names: StoredTensors) -> None:
+        self._original, self._names = original, names
+        self._centred, taken = promise.centred, promise.taken
+        self._gains = {each.gain_tensor: each for each in taken if each.gain_tensor is not None}
+        self._biases = {each.bias_tensor: each for each in taken if each.bias_tensor is not None}
+        self._readers = {reader.weight: (each, reader) for each in taken for reader in each.readers}
         self._reader_biases = {
-            reader.bias: (taken, reader) for taken in plan.taken for reader in taken.readers if reader.bias is not None
+            reader.bias: (each, reader) for each in taken for reader in each.readers if reader.bias is not None
         }
 
     def __getitem__(self, name: str) -> Tensor:
@@ -40,17 +39,18 @@ class FoldedWeights:
         if first in self._gains:
             taken = self._gains[first]
             one = 1.0 if taken.adds_one else 0.0
-            values = (values + one) / taken.gain.view_as(values) - one
+            values = (values + one) / torch.tensor(taken.gain).view_as(values) - one
         if first in self._biases:
             taken = self._biases[first]
-            values = (values - taken.bias.view_as(values)) / taken.gain.view_as(values)
+            gain, bias = (torch.tensor(part).view_as(values) for part in (taken.gain, taken.bias))
+            values = (values - bias) / gain
         if first in self._readers:
             taken, reader = self._readers[first]
-            values = values * along(taken.gain, reader.axis, values.ndim)
+            values = values * along(torch.tensor(taken.gain), reader.axis, values.ndim)
         if first in self._reader_biases:
             taken, reader = self._reader_biases[first]
             weight = self._original.in_float64(reader.weight)
-            values = values + reader.factor * (taken.bias @ weight.movedim(reader.axis, 0))
+            values = values + reader.factor * (torch.tensor(taken.bias) @ weight.movedim(reader.axis, 0))
         if first in self._centred:
             values = centred(values, self._centred[first])
         return values
@@ -73,13 +73,12 @@ def centred(values: Tensor, axis: int) -> Tensor:
 
 
 def along(vector: Tensor, axis: int, axes: int) -> Tensor:
-    """A vector shaped so that it multiplies one axis of a tensor with so many axes."""
+    """A vector shaped so that it multiplies one axis of a tensor with that number of axes."""
     return vector.view([-1 if number == axis else 1 for number in range(axes)])
 
 
-def store(weights: FoldedWeights, model: nn.Module) -> tuple[str, ...]:
+def store(weights: FoldedWeights, tensors: StoredTensors) -> tuple[str, ...]:
     """Put folded tensors into a copy of the model, each in its own dtype; the names of those with other values."""
-    tensors = StoredTensors(model)
     changed: list[str] = []
     with torch.no_grad():
         for names in weights.changed():
@@ -92,9 +91,8 @@ def store(weights: FoldedWeights, model: nn.Module) -> tuple[str, ...]:
     return tuple(dict.fromkeys(changed))
 
 
-def stored_as_computed(weights: FoldedWeights, model: nn.Module) -> Iterator[tuple[str, bool]]:
+def stored_as_computed(weights: FoldedWeights, tensors: StoredTensors) -> Iterator[tuple[str, bool]]:
     """For every tensor that may have other values, in words: whether the model holds them under all its names."""
-    tensors = StoredTensors(model)
     for names in weights.changed():
         values = weights[names[0]]
         held = [torch.equal(tensors[name].cpu(), values.to(tensors[name].dtype)) for name in names]

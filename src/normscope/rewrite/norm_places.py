@@ -1,12 +1,12 @@
 """Where the norms of a model stand in the traced graph, and what they do there while the graph is computed.
 
-A module is recognised by what it answers when it is asked by itself. In its place it may be called with other
-arguments, or hooks may change what goes in and comes out. So while the call is computed in float64, the output of every
-norm is held beside what the recognised norm makes of the same input; and what norms put out before and after folding,
+A module is recognised from its outputs when it runs alone. Inside the model it may be called with other arguments, or
+hooks may change its inputs and outputs. So while the call is computed in float64, the output of every norm is compared
+with what the recognised norm makes of the same input; and the outputs of norms before and after folding,
 
     g∘z + b  =  t∘((g∘z + b − s)/t) + s        t, s: what its readers have taken over
 
-is compared by its product with one random vector, so that the certificate covers norms that no output depends on.
+are compared by their product with one random vector, so that the certificate covers norms that no output depends on.
 """
 
 from collections.abc import Iterable
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from normscope.models.found import FoundNorm
+from normscope.certificates.check_fold import Taken
 from normscope.models.graph import Call, ModelGraph
 from normscope.models.graph_operations import is_float
 from normscope.norm import Norm
-from normscope.rewrite.plan import Taken
+from normscope.results.inventory import FoundNorm
 
 NEAR = 1e-2  # of the largest output: what is further apart is no rounding, and no eps that was estimated
 SEED = 0
@@ -42,7 +42,7 @@ def path_of(found: FoundNorm) -> str:
 
 
 def place(graph: ModelGraph, found: FoundNorm) -> tuple[NormCall, ...] | str:
-    """The calls of a norm, or why they cannot be told."""
+    """The calls of a norm, or why they cannot be determined."""
     if found.norm is None:
         return f"it is none of the known norms: {found.problem}"
     if found.axis != -1:
@@ -62,14 +62,15 @@ def place(graph: ModelGraph, found: FoundNorm) -> tuple[NormCall, ...] | str:
 
 
 class Watch:
-    """The norms of a graph while it is computed: told of every value, in order.
+    """The norms of a graph while it is computed: called with every node and its value, in order.
 
-    Of the original it asks whether they are what they were taken for; of the folded model it knows what was taken over.
+    In the original it checks that they are what they were recognised as; of the folded model it knows what was taken
+    over.
     """
 
     def __init__(self, graph: ModelGraph, norms: Iterable[FoundNorm], taken: Iterable[Taken] | None = None) -> None:
-        self.mistaken: dict[str, str] = {}  # norms that are something else in their place, in words
-        self._asks = taken is None
+        self.mistaken: dict[str, str] = {}  # norms that compute something else inside the model, in words
+        self._checks = taken is None
         self._taken = {part.norm: part for part in taken or ()}
         self._norms: dict[str, Norm] = {}
         self._outputs: dict[str, list[Tensor]] = {}
@@ -82,7 +83,7 @@ class Watch:
                 self._norms[path_of(found)] = found.norm
                 for call in placed:
                     self._by_output[call.output] = call
-                    self._waiting[call.value] = self._waiting.get(call.value, 0) + self._asks
+                    self._waiting[call.value] = self._waiting.get(call.value, 0) + self._checks
 
     def __call__(self, node: Node, value: Tensor) -> None:
         call = self._by_output.get(node)
@@ -103,7 +104,9 @@ class Watch:
     def _times_a_vector(self, name: str, output: Tensor) -> Tensor:
         taken, random = self._taken.get(name), torch.Generator().manual_seed(SEED)
         vector = torch.randn(output.shape[-1], generator=random, dtype=torch.float64)
-        return (output if taken is None else taken.gain * output + taken.bias) @ vector
+        if taken is not None:
+            output = torch.tensor(taken.gain) * output + torch.tensor(taken.bias)
+        return output @ vector
 
     def _compare(self, name: str, given: Tensor, made: Tensor) -> None:
         if not bool(given.isfinite().all()):
@@ -111,4 +114,4 @@ class Watch:
         expected = torch.from_numpy(self._norms[name](given.numpy()))
         apart, size = (float(values.abs().max()) if made.numel() else 0.0 for values in (made - expected, expected))
         if not apart <= NEAR * size:
-            self.mistaken[name] = "in its place it computes something else than when it is asked by itself"
+            self.mistaken[name] = "inside the model it computes something else than when it runs alone"

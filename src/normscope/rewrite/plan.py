@@ -1,39 +1,30 @@
-"""What is to be done to a model, decided and not yet done: verdicts for people, changes for the stored tensors.
+"""What is to be done to a model: decided for every norm on the traced graph, with a reason in words.
 
-centring   W ← ΠW,  b ← Πb                                                       of everything that writes a stream
-affine     W·(g∘z + b) + c  =  (W·diag(t))·((g∘z + b − s)/t) + (W·s + c)          t, s: what readers take over
+    centring   W ← ΠW,  b ← Πb                                                     of everything that writes a stream
+    affine     W·(g∘z + b) + c  =  (W·diag(t))·((g∘z + b − s)/t) + (W·s + c)        t, s: what readers take over
+
+The mean of a stream may be removed where it is written if everything that reads the stream is blind to it, and if
+nothing but such streams uses the weights that write it. Gains and biases: see `affine`. What cannot be shown is kept.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
+import numpy as np
+from torch import nn
+from torch.fx import Node
 
-from normscope.rewrite.results import Verdict
+from normscope.certificates.check_fold import Promise, Taken
+from normscope.norm import Norm
+from normscope.results.folding import AFTER_LOOKUP, FOLDED, KEPT, NOTHING, Decision, NormVerdict
+from normscope.results.inventory import FoundNorm
+from normscope.rewrite.affine import Readers
+from normscope.rewrite.norm_places import NormCall, path_of
+from normscope.rewrite.stored_tensors import Uses
+from normscope.rewrite.streams import Stream, Streams, Writer
 
-
-@dataclass(frozen=True)
-class TakenBy:
-    """A linear layer that takes over gain and bias of the norm that it reads."""
-
-    layer: str
-    weight: str
-    axis: int  # of the weight, along its inputs
-    bias: str | None  # the tensor that takes W·s; None if s is 0
-    factor: float  # between the norm and the layer
-
-
-@dataclass(frozen=True, eq=False)
-class Taken:
-    """What all readers of a norm take over from it."""
-
-    norm: str
-    gain: Tensor  # t, of float64: 1 where the norm keeps its own
-    bias: Tensor  # s
-    readers: tuple[TakenBy, ...]
-    gain_tensor: str | None  # where the norm stores its own,
-    bias_tensor: str | None
-    adds_one: bool  # and whether its gain is 1 + w of the stored w
+ROUNDING = 1e-15  # a mean of a bias that is smaller than this, relative to its largest value, is 0
+NO_MODULE = Decision(KEPT, "it is a function in the code of a module that does more, and no module of its own")
 
 
 @dataclass(frozen=True)
@@ -47,9 +38,161 @@ class LookUp:
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of every norm, and of the tensors of a model, each by the first of its names."""
+    """What becomes of every norm, and of the tensors of a model: decided, and not yet done."""
 
-    verdicts: tuple[Verdict, ...]
-    centred: Mapping[str, int]  # tensor → the axis over which its mean becomes zero
-    taken: tuple[Taken, ...]
+    verdicts: tuple[NormVerdict, ...]
+    promise: Promise
     look_ups: tuple[LookUp, ...]
+
+
+def decide(model: nn.Module, uses: Uses, norms: Iterable[FoundNorm], mistaken: Mapping[str, str]) -> Plan:
+    """The plan for a traced model, given its tensors, its norms, and those that compute something else inside it."""
+    by_path = {path_of(found): found for found in norms}
+    streams = Streams(uses.graph, by_path.values(), mistaken)
+    readers = Readers(model, streams, uses)
+    known = {name: found.norm for name, found in by_path.items() if found.norm is not None}
+    centring = _Centring(known, streams, uses, readers)
+    verdicts: list[NormVerdict] = []
+    taken: list[Taken] = []
+    for name, found in by_path.items():
+        if name in streams.problems:
+            kept = Decision(KEPT, streams.problems[name])
+            verdicts.append(NormVerdict(name, found.kind, kept, kept))
+            continue
+        affine, by_readers = readers.decide(name, known[name])
+        taken += [] if by_readers is None else [by_readers]
+        verdicts.append(NormVerdict(name, found.kind, centring.decision(name), affine))
+    verdicts += [
+        NormVerdict(streams.words(node), "unknown", NO_MODULE, NO_MODULE) for node in streams.without_a_module()
+    ]
+    promise = Promise(centring.tensors(), (*taken, *centring.moved.values()))
+    return Plan(tuple(verdicts), promise, centring.look_ups())
+
+
+class _Centring:
+    """Which streams can lose their mean. Streams are refused until all writers of the rest can be centred."""
+
+    def __init__(self, norms: Mapping[str, Norm], streams: Streams, uses: Uses, readers: Readers) -> None:
+        self._norms, self._streams, self._uses, self._readers = norms, streams, uses, readers
+        self.moved: dict[str, Taken] = {}  # by norm: the mean of its bias, if its readers take it over
+        self._left: dict[Writer, str] = {}  # tables that can only be centred after the look-up
+        self._refused = {stream: stream.obstacles[0] for stream in streams.all if stream.obstacles}
+        while True:
+            self.moved, self._left = {}, {}
+            refused = {stream: reason for stream in self._kept if (reason := self._objection(stream))}
+            if not refused:
+                break
+            self._refused |= refused
+
+    def decision(self, name: str) -> Decision:
+        norm = self._norms[name]
+        if not norm.projects:
+            return Decision(NOTHING, "it does not subtract a mean")
+        if norm.groups != 1:
+            return Decision(KEPT, f"it subtracts the mean of each of its {norm.groups} groups")
+        streams = self._streams.read_by(name)
+        for stream in streams:
+            if stream in self._refused:
+                return Decision(KEPT, self._refused[stream])
+        writers = [writer for stream in streams for writer in stream.writers]
+        for writer in writers:
+            if writer in self._left:
+                return Decision(AFTER_LOOKUP, self._left[writer])
+        modules = {writer.module for writer in writers}
+        return Decision(FOLDED, f"all that is written to its stream is centred ({len(modules)} modules)")
+
+    def tensors(self) -> dict[str, int]:
+        """The tensors that are to be centred, each with its axis."""
+        centred: dict[str, int] = {}
+        for writer in self._writers():
+            if writer not in self._left:
+                centred[self._uses.tensors.first_name(writer.tensor)] = self._axis(writer)
+                if writer.bias is not None:
+                    centred[self._uses.tensors.first_name(writer.bias)] = 0
+        return centred
+
+    def look_ups(self) -> tuple[LookUp, ...]:
+        """The tables that stay as they are in streams that are centred otherwise."""
+        found = [
+            LookUp(
+                writer.module, self._uses.tensors.first_name(writer.tensor), self._makes_nothing_else(writer, stream)
+            )
+            for stream in self._kept
+            for writer in stream.writers
+            if writer in self._left
+        ]
+        return tuple(dict.fromkeys(found))
+
+    def _makes_nothing_else(self, writer: Writer, stream: Stream) -> bool:
+        """Whether all that a module makes, whenever it is called, goes into a stream."""
+        graph = self._streams.graph
+        calls = graph.calls_of(writer.module) if writer.module else []
+        return bool(calls) and all(set(graph.leaving(call)) <= stream.nodes for call in calls)
+
+    @property
+    def _kept(self) -> list[Stream]:
+        return [stream for stream in self._streams.all if stream not in self._refused]
+
+    def _writers(self) -> list[Writer]:
+        return [writer for stream in self._kept for writer in stream.writers]
+
+    def _objection(self, stream: Stream) -> str:
+        """Why a stream must keep its mean, given those that do not; empty if it need not."""
+        for call in stream.norm_writers:
+            ok, reason = self._writes_no_mean(call)
+            if not ok:
+                return reason
+        for writer in stream.writers:
+            ok, reason = self._can_centre(writer)
+            if not ok and not writer.looks_up:
+                return reason
+            if not ok:
+                self._left[writer] = reason
+        return ""
+
+    def _can_centre(self, writer: Writer) -> tuple[bool, str]:
+        """Whether nothing but centred streams uses what a writer writes with."""
+        for name in (writer.tensor, writer.bias):
+            if name is None:
+                continue
+            ok, reason = self._uses.can_change(self._uses.tensors.name_in(writer.module, name), self._writing(name))
+            if not ok:
+                return False, f"{writer.module or 'the model'} writes to its stream with {reason}"
+        same = [other for other in self._writers() if self._first(other.tensor) == self._first(writer.tensor)]
+        if len({self._axis(other) for other in same}) > 1:
+            return False, f"{writer.tensor} writes to its stream, and to another along another axis"
+        return True, ""
+
+    def _writing(self, name: str) -> set[Node]:
+        """The operations by which a tensor writes to centred streams."""
+        nodes: set[Node] = set()
+        for stream in self._kept:
+            for writer in stream.writers:
+                if self._first(name) in (self._first(writer.tensor), self._first(writer.bias)):
+                    begins = any(node.op == "placeholder" for node in writer.nodes)  # then all its users were followed
+                    nodes |= stream.nodes if begins else set(writer.nodes)
+        return nodes
+
+    def _first(self, name: str | None) -> str | None:
+        return None if name is None else self._uses.tensors.first_name(name)
+
+    def _axis(self, writer: Writer) -> int:
+        return writer.axis % self._uses.tensors[writer.tensor].ndim
+
+    def _writes_no_mean(self, call: NormCall) -> tuple[bool, str]:
+        """Whether a norm writes vectors of mean zero, or does so once its readers take over the mean of its bias."""
+        norm = self._norms[call.norm]
+        if not norm.projects or norm.groups != 1:
+            return False, f"{call.norm} writes to its stream and does not subtract the mean"
+        if (norm.gain != norm.gain[0]).any():
+            return False, f"{call.norm} writes to its stream, and its gain is not constant"
+        mean = float(norm.bias.mean())
+        if abs(mean) <= ROUNDING * float(abs(norm.bias).max()):
+            return True, ""
+        gain, bias = np.ones(norm.size), np.full(norm.size, mean)
+        blind = self._streams.blind_nodes.union(*(stream.handing_on for stream in self._kept))
+        taken, reason = self._readers.take(call.norm, gain, bias, blind)
+        if taken is None:
+            return False, f"the bias of {call.norm} writes a mean to its stream, and {reason}"
+        self.moved[call.norm] = taken
+        return True, ""

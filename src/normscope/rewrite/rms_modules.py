@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import InputError
-from normscope.models.found import FoundNorm
 from normscope.models.graph import ModelGraph
 from normscope.models.probe import form_of
 from normscope.nn import Norm as TorchNorm
 from normscope.norm import Norm
+from normscope.results.folding import AFTER_LOOKUP, FOLDED, NOTHING
+from normscope.results.inventory import FoundNorm
 from normscope.rewrite.folded_weights import FoldedWeights
 from normscope.rewrite.plan import Plan
-from normscope.rewrite.results import AFTER_LOOKUP, FOLDED, NOTHING
 
 NEAR = 0.02  # of eps, that probing may be off
 
@@ -75,7 +75,7 @@ def replace_norms(
     The graph is that of the model as it is; a norm whose eps is not written there stays.
     """
     after_look_up = all(look_up.can_be_wrapped for look_up in plan.look_ups)
-    free = {FOLDED, NOTHING} | ({AFTER_LOOKUP} if after_look_up else set())
+    free = (FOLDED, NOTHING, *((AFTER_LOOKUP,) if after_look_up else ()))
     wanted = {verdict.norm for verdict in plan.verdicts if verdict.centring.what in free}
     values: dict[str, Tensor] = {}
     replaced: list[str] = []
@@ -135,7 +135,7 @@ def _replace(model: nn.Module, path: str, norm: Norm, eps: float, weights: Folde
 
 
 def _put(model: nn.Module, path: str, new: nn.Module) -> list[str]:
-    """Put a module in place of another, under all names that it has."""
+    """Put a module in place of another under all its names."""
     old = model.get_submodule(path)
     names = [name for name, module in model.named_modules(remove_duplicate=False) if module is old]
     for name in names:

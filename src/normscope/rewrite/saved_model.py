@@ -1,76 +1,72 @@
-"""Folded models on disk: a folder that any program which loads the original loads too, whole or not at all.
+"""Folded models on disk: a folder that is loaded wherever the original is, written atomically.
 
     config.json, model.safetensors          the same architecture, other weights
     tokenizer files and other small texts   as they were
     folding.json                            verdicts, reasons, tensors changed, certificate
 
 Before the folder gets its name it is loaded again: every tensor must be there bit for bit, and the outputs the same. A
-model with RMSNorm modules is none that its config.json could describe: it is written as a program, model.pt2.
+model with RMSNorm modules, which no config.json can describe, is written as an exported program, model.pt2.
 """
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
-from normscope.errors import CheckpointError, InputError
+from normscope.errors import CheckpointError, InputError, NotCertifiedError
 from normscope.files import new_folder
 from normscope.models.architecture import stored_names
-from normscope.models.batches import Inputs
 from normscope.models.checkpoint import open_checkpoint
-from normscope.models.float64_run import evaluate, floats
+from normscope.models.float64_run import difference, evaluate, floats, outputs_of
 from normscope.models.load import DTYPES, load_model
 from normscope.models.transformers_library import locked
-from normscope.rewrite.certificate import difference, outputs_of
-from normscope.rewrite.fold import fold
-from normscope.rewrite.results import Folding
+from normscope.results.folding import Folding
+from normscope.results.result import FOLDER_FILE
 from normscope.rewrite.saved_program import as_function, open_program, save_program, stored_in
 from normscope.rewrite.stored_tensors import StoredTensors
 
 TEXTS = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".md")
-WRITTEN = ("config.json", "generation_config.json", "folding.json")
+WRITTEN = ("config.json", "generation_config.json", FOLDER_FILE)
 ROUNDING = 10  # times the rounding error of the folded model, that two runs of it may differ by
 
 
-class NotTheSameError(Exception):
-    """The certificate does not hold; nothing was written. `folding` says what was found."""
+@dataclass(frozen=True)
+class Source:
+    """The checkpoint that a model was loaded from."""
 
-    def __init__(self, folding: Folding) -> None:
-        found = folding.certificate
-        broken = "".join(f"; not so: {words}" for words in found.broken[:1])
-        super().__init__(
-            f"the folded model is not the same function (in float64: {found.rewrite_difference:.1e} before rounding, "
-            f"{found.written_difference:.1e} as stored in {found.dtype}, where rounding explains "
-            f"{found.rounding_difference:.1e}{broken})"
-        )
-        self.folding = folding
+    folder: Path
+    names: tuple[str, ...]  # of its tensors
+    dtype: str  # of its weights; the widest, if there are several
+
+    @classmethod
+    def of(cls, folder: Path) -> "Source":
+        with open_checkpoint(folder) as checkpoint:
+            dtypes = {name: checkpoint.dtype(name) for name in checkpoint.names}
+        for dtype in ("float64", "float32", "bfloat16", "float16"):
+            if dtype in dtypes.values():
+                return cls(folder, tuple(dtypes), dtype)
+        found = ", ".join(sorted(set(dtypes.values())))
+        raise CheckpointError(f"{folder}: weights must be {', '.join(DTYPES)} to be folded, got {found}")
 
 
-def fold_checkpoint(
-    source: Path,
-    target: Path,
-    *,
-    inputs: Inputs | None = None,
-    rms: bool = False,
-    untie: bool = False,
-    device: str = "cpu",
-    dtype: str | None = None,
-    name: str | None = None,
-) -> Folding:
-    """Fold the model of a folder in Hugging Face format, and write the result to a new one.
+@dataclass(frozen=True, eq=False)
+class TracedCall:
+    """The call that a folded model was certified on: what is needed to measure what is read back from disk."""
 
-    It is written in the dtype of the original, if no other is given, and traced and certified on the first of `inputs`
-    or, without them, on generated ones.
-    """
-    require_new_folder(target)
-    model = load_model(source, device=device, dtype=dtype or stored_dtype(source))
-    return save_folding(fold(model, inputs=inputs, rms=rms, untie=untie, name=name or str(source)), target, source)
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    program: ExportedProgram  # of the folded model
+    reference: list[Tensor]  # outputs of the original in float64
+    outputs: list[Tensor]  # of the folded model in its own dtype
+    source: Source | None = None  # None for a module
 
 
 def require_new_folder(path: Path) -> None:
@@ -83,40 +79,44 @@ def require_new_folder(path: Path) -> None:
         raise PermissionError(f"{path} can't be written: the folder {path.parent} is not writable")
 
 
-def stored_dtype(source: Path) -> str:
-    """The dtype of a checkpoint; the widest, if there are several."""
-    with open_checkpoint(source) as checkpoint:
-        found = {checkpoint.dtype(name) for name in checkpoint.names}
-    for dtype in ("float64", "float32", "bfloat16", "float16"):
-        if dtype in found:
-            return dtype
-    raise CheckpointError(f"{source}: weights must be {', '.join(DTYPES)} to be folded, got {', '.join(sorted(found))}")
-
-
-def save_folding(folding: Folding, target: Path, source: Path | None = None) -> Folding:
+def save_folding(folding: Folding, path: str | os.PathLike[str]) -> Folding:
     """Write a folded model to a new folder, with the small files of the one that it came from.
 
-    What is returned knows in addition which tensors of that one are no part of the model, what a program takes, and how
+    What is returned knows in addition which tensors of that one the model does not use, what a program takes, and how
     far the file, read back from disk and run in float64, is from the original.
     """
-    if not folding.certificate.holds:
-        raise NotTheSameError(folding)
+    if folding.module is None:
+        raise InputError("a folding that was loaded from a file has no model: fold the model again to save it")
+    _require_certified(folding)
+    target, source = Path(path), folding.call.source
     require_new_folder(target)
     with new_folder(target) as folder:
-        for path, name in _texts(source):
+        for file, name in _texts(None if source is None else source.folder):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, folder / name)
-        folding = _write_program(folding, folder) if folding.rms else _write_weights(folding, folder, source)
-        if not folding.certificate.holds:
-            raise NotTheSameError(folding)
+            shutil.copyfile(file, folder / name)
+        folding = _write_program(folding, folder) if folding.rms else _write_weights(folding, folder)
+        _require_certified(folding)
         text = json.dumps(folding.to_dict(), indent=2, allow_nan=False)
-        (folder / "folding.json").write_text(f"{text}\n", encoding="utf-8")
+        (folder / FOLDER_FILE).write_text(f"{text}\n", encoding="utf-8")
         _give_usual_rights(folder)
     return folding
 
 
-def _write_weights(folding: Folding, folder: Path, source: Path | None) -> Folding:
-    model: Any = folding.model
+def _require_certified(folding: Folding) -> None:
+    if not folding.holds:
+        failed = "".join(f"; failed: {words}" for words in folding.certificate.broken[:1])
+        rewrite, written, rounding = (
+            "not comparable" if row.difference is None else f"{row.difference:.1e}" for row in folding.measurements[:3]
+        )
+        raise NotCertifiedError(
+            f"the folded model is not the same function (in float64: {rewrite} before rounding, {written} as stored in "
+            f"{folding.certificate.dtype}, where rounding explains {rounding}{failed}); nothing was written",
+            folding,
+        )
+
+
+def _write_weights(folding: Folding, folder: Path) -> Folding:
+    model, call = folding.module, folding.call
     if not hasattr(model, "save_pretrained"):
         raise InputError(f"only models of transformers are saved as folders, got {type(model).__name__}")
     with locked():
@@ -127,32 +127,35 @@ def _write_weights(folding: Folding, folder: Path, source: Path | None) -> Foldi
         what = "without its ties" if folding.untied else "folded"
         reason = str(error).removeprefix(f"{folder}: ")
         raise InputError(f"{type(model).__name__} can't be stored {what}: {reason}") from None
-    _require_same_tensors(loaded, model)
-    _require_same_outputs(folding, outputs_of(loaded, folding.example))
-    folding = _read_back(folding, evaluate(folding.float64.program, StoredTensors(loaded).in_float64))
-    return folding if source is None else replace(folding, left_out=_left_out(source, folder, model))
+    stored, wanted = StoredTensors(loaded), StoredTensors(model)
+    _require_same_tensors(stored, wanted, model.state_dict())
+    _require_same_outputs(folding, outputs_of(loaded, call.args, call.kwargs))
+    folding = _read_back(folding, evaluate(call.program, stored.in_float64))
+    return (
+        folding if call.source is None else replace(folding, unused_tensors=_unused(call.source, folder, model, wanted))
+    )
 
 
 def _write_program(folding: Folding, folder: Path) -> Folding:
-    takes = save_program(folding.model, folding.example, folder / "model.pt2")
-    args, kwargs = folding.example
+    call = folding.call
+    takes = save_program(folding.module, call.args, call.kwargs, folder / "model.pt2")
     program = open_program(folder / "model.pt2")
     with torch.no_grad():
-        outputs = as_function(program)(*args, **kwargs)
+        outputs = as_function(program)(*call.args, **call.kwargs)
     _require_same_outputs(folding, floats(outputs))
     return _read_back(replace(folding, program=takes), evaluate(program, stored_in(program)))
 
 
 def _read_back(folding: Folding, outputs: list[Tensor]) -> Folding:
     """With what a file that was read from disk gives in float64."""
-    apart = difference(outputs, folding.float64.outputs)
-    measured = replace(folding.certificate, written_difference=apart, read_back=True)
-    return replace(folding, certificate=measured)
+    apart = difference(outputs, folding.call.reference)
+    written = apart if math.isfinite(apart) else None
+    return replace(folding, certificate=replace(folding.certificate, written_difference=written, read_back=True))
 
 
 def _give_usual_rights(folder: Path) -> None:
     """The rights that a file gets when it is written, for all of a folder: temporary ones are only their owner's."""
-    usual = (folder / "folding.json").stat().st_mode & 0o666
+    usual = (folder / FOLDER_FILE).stat().st_mode & 0o666
     for path in (folder, *folder.rglob("*")):
         path.chmod(usual | (usual & 0o444) >> 2 if path.is_dir() else usual)
 
@@ -170,10 +173,9 @@ def _texts(source: Path | None) -> Iterator[tuple[Path, Path]]:
             yield path, name
 
 
-def _require_same_tensors(loaded: nn.Module, saved: nn.Module) -> None:
+def _require_same_tensors(stored: StoredTensors, wanted: StoredTensors, names: Iterable[str]) -> None:
     """Refuse a folder from which other tensors are loaded than were certified."""
-    stored, wanted = StoredTensors(loaded), StoredTensors(saved)
-    for name in saved.state_dict():
+    for name in names:
         there = name in stored and torch.equal(stored[name], wanted[name])
         if not there or stored.first_name(name) != wanted.first_name(name):
             raise InputError(f"{name} is not loaded as it was saved: this architecture can't be stored folded")
@@ -181,14 +183,14 @@ def _require_same_tensors(loaded: nn.Module, saved: nn.Module) -> None:
 
 def _require_same_outputs(folding: Folding, outputs: list[Tensor]) -> None:
     """Refuse a file from which a model is loaded that gives other outputs than the certified one, beyond rounding."""
-    apart = difference(outputs, outputs_of(folding.model, folding.example))
-    if not apart <= ROUNDING * max(folding.certificate.folded_error, torch.finfo(torch.float64).eps):
+    apart, error = difference(outputs, folding.call.outputs), folding.certificate.folded_error
+    if not apart <= ROUNDING * max(math.inf if error is None else error, torch.finfo(torch.float64).eps):
         raise InputError(f"the saved model gives other outputs once loaded: they differ by {apart:.1e}")
 
 
-def _left_out(source: Path, folder: Path, model: nn.Module) -> tuple[str, ...]:
-    """Tensors of a checkpoint that are no part of the model that its config.json describes, under whatever name."""
-    with open_checkpoint(source) as original, open_checkpoint(folder) as written:
-        names, saved = stored_names(model, original.names), set(written.names)
-    known = StoredTensors(model)
+def _unused(source: Source, folder: Path, model: nn.Module, known: StoredTensors) -> tuple[str, ...]:
+    """Tensors of a checkpoint that the model described by its config.json does not use, under whatever name."""
+    with open_checkpoint(folder) as written:
+        saved = set(written.names)
+    names = stored_names(model, source.names)
     return tuple(stored for renamed, stored in names.items() if renamed not in known and stored not in saved)

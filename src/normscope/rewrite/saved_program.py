@@ -1,43 +1,51 @@
 """A model as an exported program: one .pt2 file that torch alone runs, without the code of the model or this package.
 
-Outputs that are classes of another library, as those of transformers, become dictionaries: torch would ask for them.
-
->>> import tempfile, pathlib
->>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
->>> with tempfile.TemporaryDirectory() as folder:
-...     file = pathlib.Path(folder) / "model.pt2"
-...     dict(save_program(model, ((torch.ones(2, 4),), {}), file).inputs)
-...     load_program(file)(torch.ones(5, 4)).shape
-{'input': 'any × 4'}
-torch.Size([5, 8])
+Outputs that are classes of another library, as those of transformers, become dictionaries: torch would need that
+library for them. Which sizes a program takes is found by trying: torch.export names a size that may vary by a symbol,
+and what the code of the model requires of it by guards, such as (s + (−s mod 64))/64 = 1 of code that works in chunks
+of 64. The program refuses what breaks a guard, so sizes are tried from 1 to 256 one by one, and beyond that in doubling
+steps.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
+from traceback import FrameSummary
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from normscope.checks import first_line
 from normscope.errors import InputError
 from normscope.models.graph import as_exported
-from normscope.rewrite.results import Example, Program
-from normscope.rewrite.sizes import sizes_of
+from normscope.results.folding import FixedSize, Program
+
+SMALL = 256
+TRIED = (*range(1, SMALL + 1), *(2**power + near for power in range(9, 18) for near in (-1, 0, 1)))
+TORCH = Path(torch.__file__).parent
+Accepts = Callable[[int], bool]
 
 
-def save_program(model: nn.Module, example: Example, path: Path) -> Program:
+def save_program(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], path: Path) -> Program:
     """Export a call of a model to a .pt2 file, for inputs of any batch and length where the model allows it.
 
     What is not for any size, and why, is in what is returned. Images have the size of the example: their axes are in
     many more calculations than a length is, and torch.export would take minutes over them.
+
+    >>> import tempfile
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_program(model, (torch.ones(2, 4),), {}, Path(folder) / "model.pt2").inputs
+    ...     load_program(Path(folder) / "model.pt2")(torch.ones(5, 4)).shape
+    {'input': 'any × 4'}
+    torch.Size([5, 8])
     """
-    args, kwargs = example
     any_size = pytree.tree_map(_any_size, (args, dict(kwargs)))
     refused = ""
     try:
@@ -51,7 +59,7 @@ def save_program(model: nn.Module, example: Example, path: Path) -> Program:
             torch.export.save(program, path)
     except Exception as error:
         raise InputError(f"{type(model).__name__} can't be exported: {first_line(error)}") from error
-    return sizes_of(program, example, refused)
+    return sizes_of(program, pytree.tree_leaves((args, dict(kwargs))), refused)
 
 
 def open_program(path: Path) -> ExportedProgram:
@@ -114,6 +122,128 @@ def _any_size(value: Any) -> Any:
 
 
 def _shapes(any_size: tuple[Any, Any]) -> Any:
-    """One entry for each argument, as torch.export wants them: by name where there are keywords only."""
+    """One entry for each argument, as torch.export expects them: by name where there are keywords only."""
     args, kwargs = any_size
     return (*args, *kwargs.values()) if args else kwargs
+
+
+def sizes_of(program: ExportedProgram, given: list[Any], refused: str = "") -> Program:
+    """What a program takes, with the reason for every axis of a batch or of tokens that has one size only.
+
+    >>> class Few(nn.Module):
+    ...     def forward(self, x):
+    ...         return x * (2 if x.shape[0] < 40 else 3)
+    >>> shapes = {"x": {0: torch.export.Dim.AUTO}}
+    >>> program = torch.export.export(Few(), (torch.ones(4, 2),), dynamic_shapes=shapes)
+    >>> sizes_of(program, [torch.ones(4, 2)]).inputs
+    {'x': 'up to 39 × 2'}
+    """
+    names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT]
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    exported = [values[name] if isinstance(value, Tensor) else value for name, value in zip(names, given, strict=True)]
+    usual = _usual(exported, given)
+    taken = {symbol: _taken(_accepts(program, exported, usual, symbol)) for symbol in usual}
+    inputs: dict[str, str] = {}
+    fixed: list[FixedSize] = []
+    for name, value, described in zip(names, given, exported, strict=True):
+        if not isinstance(value, Tensor):
+            continue
+        words = [_words(size, taken) for size in described.shape]
+        inputs[name] = " × ".join(words)
+        tokens = value.ndim == 2 and not value.is_floating_point()
+        fixed += [
+            FixedSize(name, axis, int(size), refused or _reason(program, name, axis, usual))
+            for axis, size in enumerate(words[: 2 if tokens else 1])
+            if size.isdigit()
+        ]
+    return Program(inputs, tuple(fixed))
+
+
+def _expression(size: Any) -> Any:
+    """A size as sympy has it; a number as it is."""
+    return size if isinstance(size, int) else size.node.expr
+
+
+def _usual(exported: Sequence[Any], given: Sequence[Any]) -> dict[Any, int]:
+    """The symbols of sizes, with what they are in the example."""
+    found: dict[Any, int] = {}
+    for described, value in zip(exported, given, strict=True):
+        for size, number in zip(described.shape, value.shape, strict=True) if isinstance(value, Tensor) else ():
+            expression = _expression(size)
+            if getattr(expression, "is_Symbol", False):
+                found[expression] = number
+    return found
+
+
+def _accepts(program: ExportedProgram, exported: Sequence[Any], usual: Mapping[Any, int], symbol: Any) -> Accepts:
+    """Whether the program takes inputs where one symbol has another value: no tensor is computed for that."""
+    check: Any = getattr(program.module(), "_guards_fn", None)
+
+    def accepts(size: int) -> bool:
+        sizes = {**usual, symbol: size}
+        tried = [_of_size(described, sizes) if isinstance(described, Tensor) else described for described in exported]
+        with suppress(AssertionError, ZeroDivisionError):  # a guard may divide by what is 0 then
+            if check is not None:
+                check(*tried)
+            return True
+        return False
+
+    return accepts
+
+
+def _of_size(described: Tensor, sizes: Mapping[Any, int]) -> Tensor:
+    shape = [size if isinstance(size, int) else int(_expression(size).xreplace(sizes)) for size in described.shape]
+    return torch.empty(shape, dtype=described.dtype, device="meta")
+
+
+def _taken(accepts: Accepts) -> str:
+    """The sizes that are accepted, in words; a number if it is one only."""
+    taken = [size for size in TRIED if accepts(size)]
+    if not taken:
+        return "any"  # no size passes by itself: nothing is known
+    inside = [size for size in TRIED if taken[0] <= size <= taken[-1]]
+    if len(taken) == 1:
+        return str(taken[0])
+    if taken != inside:
+        return f"{', '.join(map(str, taken[:3]))}, …"
+    words = [f"{taken[0]} or more"] if taken[0] > 2 else []  # torch.export counts from 2 where it could be 1
+    words += [f"up to {_last(accepts, taken[-1])}"] if taken[-1] < TRIED[-1] else []
+    return " and ".join(words) or "any"
+
+
+def _last(accepts: Accepts, low: int) -> int:
+    """The last size that is accepted, between one that is and the next that was tried."""
+    high = TRIED[TRIED.index(low) + 1]
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if accepts(middle) else (low, middle)
+    return low
+
+
+def _words(size: Any, taken: Mapping[Any, str]) -> str:
+    """The sizes that an axis can have: a number, words, or a multiple of another axis."""
+    return taken.get(_expression(size), str(size))
+
+
+def _reason(program: ExportedProgram, name: str, axis: int, usual: Mapping[Any, int]) -> str:
+    """Where the code of a model fixes the size of an axis, as torch.export noted it while it traced the call."""
+    environment = _environment(program)
+    symbol = getattr(environment, "source_to_var", {}).get(f"L[{name!r}].size()[{axis}]")
+    places: list[Any] = [getattr(environment, "replacements_slocs", {}).get(symbol)]
+    if symbol in usual:
+        larger = {**usual, symbol: usual[symbol] + 1}
+        guards = getattr(environment, "guards", ())
+        places += [guard.sloc for guard in guards if str(guard.expr.xreplace(larger)) == "False"]
+    for place in places:
+        line = getattr(place, "framework_loc", None)
+        if isinstance(line, FrameSummary) and not Path(line.filename).is_relative_to(TORCH):
+            return f"{Path(line.filename).name}, line {line.lineno}, fixes it: {line.line}"
+    return "torch.export fixes it and does not say where"
+
+
+def _environment(program: ExportedProgram) -> Any:
+    for node in program.graph.nodes:
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None:
+            return mode.shape_env
+    return None

@@ -1,9 +1,21 @@
-"""The stored tensors of a model: one memory may have many names, and what changes under one changes under all."""
+"""The stored tensors of a model: their names, what uses them in the traced call, and tables that a head shares.
 
-from collections.abc import Iterator
+One memory may have several names, and what changes under one changes under all. A tensor that two operations use can be
+changed only for both: a table that is looked up by one module and multiplied with by another stays as it is, unless the
+head gets a copy of its own.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from normscope.models.graph import ModelGraph
+from normscope.models.graph_operations import handed_on, kind_of, looks_at_values
+from normscope.results.folding import Tie
 
 
 class StoredTensors:
@@ -51,7 +63,7 @@ class StoredTensors:
         return next((other for other in self.names(name) if other.rpartition(".")[0] == module), name)
 
     def in_float64(self, name: str) -> Tensor:
-        """The values on the CPU; whole numbers stay what they are."""
+        """The values on the CPU; integers stay integers."""
         values = self._tensors[name].detach().cpu()
         return values.double() if values.is_floating_point() else values
 
@@ -67,6 +79,78 @@ class StoredTensors:
         if torch.finfo(tensor.dtype).bits < 16:
             return False, f"{name}, which is quantized to {str(tensor.dtype).removeprefix('torch.')}"
         return True, ""
+
+
+class Uses:
+    """The stored tensors of a model, with the operations that use each, moved or cast at most."""
+
+    def __init__(self, tensors: StoredTensors, graph: ModelGraph) -> None:
+        self.tensors, self.graph = tensors, graph
+        self._by_tensor: dict[str, dict[Node, int]] = {}  # each with how often it is given the tensor
+        for node in graph.nodes:
+            name = graph.stored_name(node)
+            if name is not None:
+                users = self._by_tensor.setdefault(self.tensors.first_name(name), {})
+                for user, times in _users(node).items():
+                    users[user] = users.get(user, 0) + times
+
+    def of(self, name: str) -> tuple[Node, ...]:
+        return tuple(self._by_tensor.get(self.tensors.first_name(name), ()))
+
+    def idle(self) -> tuple[str, ...]:
+        """What the traced call does not use: the outermost modules with all their parameters, or single parameters."""
+        names = [name for name in self.tensors.first_names if isinstance(self.tensors[name], nn.Parameter)]
+        used = {part for name in names if self.of(name) for other in self.tensors.names(name) for part in _parts(other)}
+        idle = [next(part for part in _parts(name) if part not in used) for name in names if not self.of(name)]
+        return tuple(dict.fromkeys(idle))
+
+    def can_change(self, name: str, allowed: Collection[Node]) -> tuple[bool, str]:
+        """Whether a tensor can get other values if only the given operations may notice; if not, what forbids it.
+
+        The reason begins with the name of the tensor: "weight, which …".
+        """
+        ok, reason = self.tensors.can_change(name)
+        if not ok:
+            return False, reason
+        for node, times in self._by_tensor.get(self.tensors.first_name(name), {}).items():
+            if node not in allowed or times > 1:
+                where = self.graph.module_of(node) or "the model"
+                return False, f"{name}, which {where} uses {'too' if node not in allowed else 'twice'} ({node.name})"
+        holders = {other.rpartition(".")[0] for other in self.tensors.names(name)}
+        idle = sorted(holder for holder in holders if not self.graph.calls_of(holder))
+        if len(holders) > 1 and idle:
+            return False, f"{name}, which {idle[0]} holds too, and the traced call does not run that"
+        return True, ""
+
+
+def ties(uses: Uses) -> tuple[Tie, ...]:
+    """Every tie of a table to a head that holds it under a name of its own."""
+    found: dict[str, Tie] = {}
+    for product in uses.graph.products.values():
+        weight = product.reader.weight_name
+        head = uses.tensors.name_in(product.reader.name, weight)
+        looked_up = [node for node in uses.of(weight) if kind_of(node) in ("embedding", "index")]
+        if not looked_up or head.rpartition(".")[0] != product.reader.name:
+            continue
+        table = uses.tensors.name_in(uses.graph.module_of(looked_up[0]), weight)
+        if table != head:
+            values = uses.tensors[weight]
+            found[head] = Tie(table, head, values.numel() * values.element_size())
+    return tuple(found.values())
+
+
+def give_copies(model: nn.Module, tied: tuple[Tie, ...]) -> None:
+    """Give every head a copy of its table, and set the configuration so that it is still a copy once loaded."""
+    for tie in tied:
+        path, _, name = tie.head.rpartition(".")
+        shared = model.get_parameter(tie.head)
+        own = nn.Parameter(shared.detach().clone(), requires_grad=shared.requires_grad)
+        setattr(model.get_submodule(path), name, own)
+    config: Any = getattr(model, "config", None)
+    if tied and config is not None:
+        config.tie_word_embeddings = False
+        if hasattr(config, "get_text_config"):
+            config.get_text_config().tie_word_embeddings = False
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -86,3 +170,22 @@ def _overlaps(tensors: dict[str, Tensor]) -> Iterator[tuple[str, str]]:
         reach = tensor.data_ptr() + (steps + 1) * tensor.element_size()
         if reach > end:
             last, end = name, reach
+
+
+def _parts(name: str) -> list[str]:
+    """The modules that a tensor is in, the outermost first, and the tensor."""
+    words = name.split(".")
+    return [".".join(words[: count + 1]) for count in range(len(words))]
+
+
+def _users(stored: Node) -> dict[Node, int]:
+    pending, users = [stored], dict[Node, int]()
+    while pending:
+        value = pending.pop(0)
+        for user in value.users:
+            if handed_on(user) is value:
+                pending.append(user)
+            elif user.op == "output" or looks_at_values(user):
+                given = pytree.tree_leaves((user.args, user.kwargs))
+                users[user] = users.get(user, 0) + sum(argument is value for argument in given)
+    return users

@@ -14,9 +14,9 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from normscope.models.found import FoundNorm
 from normscope.models.graph import ModelGraph, Product
 from normscope.models.graph_operations import COPIES, after_move, handed_in, handed_on, in_order, is_float, kind_of
+from normscope.results.inventory import FoundNorm
 from normscope.rewrite.channels import (
     axes_of,
     axis_after,
@@ -74,7 +74,7 @@ class Reading:
 
 
 class Streams:
-    """The norms of a traced model in their places."""
+    """The norms of a traced model, their calls, and the streams that they read."""
 
     def __init__(self, graph: ModelGraph, norms: Iterable[FoundNorm], mistaken: Mapping[str, str]) -> None:
         self.graph = graph

@@ -1,28 +1,30 @@
 """A model with other norms in place of its own: LN-G where LayerNorm was, or another member of the family.
 
-Gain, bias and eps stay, and the place in the model. What a norm is, is found by asking it. A norm that no
-`normscope.nn.Norm` can stand for, because its eps is elsewhere or it fits no member, stays as it is, and the result
-says so.
+Gain, bias and eps stay, and the place in the model. Norms are identified from their outputs, not from their class. One
+that no `normscope.nn.Norm` can replace, because its eps is elsewhere or it fits no member, stays as it is, and the
+result says so.
 """
-
-from __future__ import annotations
 
 import copy
 import inspect
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from normscope.checks import as_count, quoted, shortened
 from normscope.errors import InputError
+from normscope.models.batches import Inputs
 from normscope.models.find import find
-from normscope.models.found import FoundNorm, Inventory
 from normscope.models.probe import form_of
+from normscope.models.subject import Subject, Text
 from normscope.nn import Norm as TorchNorm
 from normscope.norm import Norm
-from normscope.rewrite.swapping import Kept, Swapped, Swapping
+from normscope.progress import Progress, silent
+from normscope.results.inventory import FoundNorm, Inventory
+from normscope.results.swapping import KeptNorm, SwappedNorm, Swapping
 
 AUTO = "auto"
 LEAST_CHANNELS = 4  # of a group, by "auto": H grows by at least g(d − 2g)/(d − 2), which is largest at g = d/4
@@ -34,55 +36,81 @@ Groups = int | str | Callable[[FoundNorm], int | None]
 
 
 def swap(
-    model: nn.Module,
+    model: nn.Module | str | Path,
     *,
     groups: Groups,
     only: str | Iterable[str] | None = None,
     to: str | None = None,
     in_place: bool = False,
+    text: Text | None = None,
+    inputs: Inputs | None = None,
+    device: str = "cpu",
+    dtype: str | None = None,
+    progress: Progress = silent,
 ) -> Swapping:
-    """Every LayerNorm of a model in groups, in a copy of it, with its gain, bias and eps.
+    """A copy of a model with every LayerNorm in groups, each with its gain, bias and eps.
+
+    With groups=1 and without `to` the model computes what it did. A state dict fits the swapped model if it fitted the
+    model, unless gains had another name or were stored as 1 + w: then the result says so.
+
+    Parameters
+    ----------
+    model
+        A folder in Hugging Face format, or a torch module.
+    groups
+        A number, "auto" (as many as leave 4 channels or more in each), or a rule: a function of a `FoundNorm` that
+        gives a number, or None to leave the norm alone.
+    only
+        Names of norms, in which * stands for anything; they are swapped whatever their kind.
+    to
+        Other steps: "layernorm", "rmsnorm" or "projection"; without it they stay.
+    in_place
+        Change the module itself. Its parameters stay the same objects, so that an optimizer continues with them.
+    text, inputs
+        What the model is traced on, to see what its norms compute inside it: the first batch. Models of transformers
+        need neither; other modules are judged alone without them.
+    device, dtype
+        Where, and in which floating-point type, a folder is loaded.
+    progress
+        Called with the norms and a word on what they are; see `normscope.progress`.
+
+    Returns
+    -------
+    Swapping
+        The model with its new norms (`module`), and what became of each of the old ones.
 
     >>> model = nn.Sequential(nn.Linear(4, 24), nn.LayerNorm(24), nn.Linear(24, 24), nn.RMSNorm(24))
     >>> swapping = swap(model, groups="auto")
-    >>> print(swapping)
+    >>> swapping
     Swapping(Sequential: 1 swapped, 1 kept)
-    1  layernorm → lng, 6 groups of 4 channels
-    3  rmsnorm, kept                            is no LayerNorm: name it with only= to swap it
-    >>> swapping.model[1]
-    Norm(24, groups=6, eps=1e-05)
-
-    `groups` is a number, "auto" (as many as leave 4 channels or more in each), or a rule: a function of a `FoundNorm`
-    that gives a number, or None to leave the norm alone. `only` takes names, in which * stands for anything; norms so
-    named are swapped whatever their kind. `to` changes the steps as well: "layernorm", "rmsnorm" or "projection";
-    without it they stay.
-
-    With groups=1 and without `to` the model computes what it did. A state dict fits the swapped model if it fitted the
-    model, unless gains had another name or were stored as 1 + w: then the table says so.
+    >>> swapping.module[1], swapping.kept[0].reason
+    (Norm(24, groups=6, eps=1e-05), 'is no LayerNorm: name it with only= to swap it')
     """
     if to is not None and to not in STEPS:
         raise InputError(f"to must be one of {', '.join(STEPS)}, got {to!r}")
-    inventory = find(model)
+    subject = Subject(model, text=text, inputs=inputs, device=device, dtype=dtype)
+    live = subject.module
+    inventory = find(live, inputs=subject.example)
     named = _named(inventory, only)
-    decisions = {name: _decide(model, found, named, groups, to) for name, found in inventory.items()}
+    decisions = {name: _decide(live, found, named, groups, to) for name, found in inventory.items()}
     if in_place and isinstance(decisions.get(""), Norm):
         raise InputError("in_place must be False for a model that is itself a norm: there is nothing to change in it")
-    result = model if in_place else copy.deepcopy(model)
+    result = live if in_place or subject.path is not None else copy.deepcopy(live)
     swapped, kept = [], []
-    for name, found in inventory.items():
+    for name, found in progress(inventory.items(), "norms"):
         after = decisions[name]
         if isinstance(after, str) or found.norm is None:
-            kept.append(Kept(name, found.kind, str(after)))
+            kept.append(KeptNorm(name, found.kind, str(after)))
             continue
         module, note = _module(after, result.get_submodule(name), found)
         result = _put(result, name, module)
-        swapped.append(Swapped(name, found.kind, after.kind, found.size, found.norm.groups, after.groups, note))
+        swapped.append(SwappedNorm(name, found.kind, after.kind, found.size, found.norm.groups, after.groups, note))
     _call_the_norms(result)
-    return Swapping(result, tuple(swapped), tuple(kept))
+    return Swapping(subject.name, tuple(swapped), tuple(kept), result)
 
 
 def _named(inventory: Inventory, only: str | Iterable[str] | None) -> set[str] | None:
-    """The norms that `only` names; None if it was not given."""
+    """The norms that `only` names; None without it."""
     if only is None:
         return None
     named: set[str] = set()
@@ -117,7 +145,7 @@ def _decide(model: nn.Module, found: FoundNorm, named: set[str] | None, groups: 
 
 
 def _obstacle(module: nn.Module, found: FoundNorm) -> str | None:
-    """What a `normscope.nn.Norm` in place of the module would change that is not asked for."""
+    """What a `normscope.nn.Norm` in place of the module would change beyond the groups."""
     if found.gate is not None:
         return f"is gated, {found.gate}, where normscope.nn.Norm takes its input alone"
     taken = inspect.signature(module.forward).parameters
@@ -141,14 +169,14 @@ def _count(found: FoundNorm, groups: Groups) -> int | None:
     return None if count is None and callable(groups) else as_count(count, "groups", least=1)
 
 
-def _module(norm: Norm, old: nn.Module, found: FoundNorm) -> tuple[TorchNorm, str]:
+def _module(norm: Norm, old: nn.Module, found: FoundNorm) -> tuple[TorchNorm, str | None]:
     """A norm as a module with the parameters of an old one, the same objects where they fit; and what is new."""
     shape = tuple(getattr(old, "normalized_shape", (norm.size,)))
     axis = old.axis if isinstance(old, TorchNorm) else found.axis
     new = TorchNorm(shape, norm.projects, norm.scales, norm.groups, affine=False, eps=norm.eps, axis=axis)
     form = form_of(old)
     if form is None:
-        raise InputError(f"{found.name} must answer as it did when it was found, but is no norm now")
+        raise InputError(f"{found.name} must compute what it did when it was found, but is no norm now")
     notes = []
     for role, name, added in (("weight", form.gain, int(form.gain_convention == "1+w")), ("bias", form.bias, 0)):
         if name is None:
@@ -162,7 +190,7 @@ def _module(norm: Norm, old: nn.Module, found: FoundNorm) -> tuple[TorchNorm, st
         new.register_parameter(role, parameter)
         if added or name != role:
             notes.append(f"{'1 + ' * added}{name} is {role} now")
-    return new.train(old.training), ", ".join(notes)
+    return new.train(old.training), ", ".join(notes) or None
 
 
 def _put(model: nn.Module, name: str, new: nn.Module) -> nn.Module:

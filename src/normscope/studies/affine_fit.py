@@ -14,15 +14,14 @@ Only moments are kept, of each half Σxxᵀ, Σxyᵀ and Σ|y|² about the first
 import numpy as np
 
 from normscope.checks import Floats
-from normscope.studies.inspection import AffineFit
+from normscope.results.inspection import AffineFit
 
-FULL, FROZEN_SCALE = "full", "frozen scale"
 PER_CHANNEL = 10  # inputs for fitting that a full fit needs per channel
 ROOM = 1 << 30  # bytes for the moments of all norms of a model; beyond, the scale is frozen
 
 
 def room_for_full_fits(sizes: list[int]) -> bool:
-    """Whether the moments of norms with so many channels fit into ROOM.
+    """Whether the moments of norms with these numbers of channels fit into ROOM.
 
     >>> room_for_full_fits([576] * 61), room_for_full_fits([4096] * 65)
     (True, False)
@@ -31,7 +30,7 @@ def room_for_full_fits(sizes: list[int]) -> bool:
 
 
 class AffineFitter:
-    """Give it inputs and outputs in pieces, then ask for the result."""
+    """Add inputs and outputs in pieces, then take the result."""
 
     def __init__(self, size: int, groups: int, full: bool) -> None:
         self._size, self._groups, self._full = size, groups, full
@@ -62,7 +61,7 @@ class AffineFitter:
             error, whole = _full_error(fitted, held_out) if full else _frozen_error(fitted, held_out)
         if not (np.isfinite(error) and np.isfinite(whole) and whole > 0):
             return None
-        return AffineFit(FULL if full else FROZEN_SCALE, max(0.0, error / whole), fitted.count, held_out.count)
+        return AffineFit("full" if full else "frozen scale", max(0.0, error / whole), fitted.count, held_out.count)
 
 
 class _Half:

@@ -16,7 +16,7 @@ import numpy as np
 from normscope.checks import Floats
 from normscope.errors import InputError
 from normscope.geometry import Ellipsoid
-from normscope.studies.inspection import Spread
+from normscope.results.rows import Spread
 from normscope.studies.key_results import EqualAttention
 
 

@@ -1,120 +1,95 @@
-"""What every norm of a model really is: its kind, the set that its outputs fill, and where real inputs land in it."""
+"""What every norm of a model is: its kind, the set that its outputs fill, and where real inputs land in it."""
 
-from collections.abc import Callable, Iterable, Mapping
-from itertools import chain, islice
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from normscope.checks import Floats
-from normscope.data import demo_model
 from normscope.errors import InputError
-from normscope.models.batches import Inputs, batches_for
+from normscope.models.batches import Inputs
 from normscope.models.capture import ROUNDING, ROWS, Activations, capture
 from normscope.models.connections import Connections, connections_of
-from normscope.models.find import find
-from normscope.models.found import FoundNorm, Inventory
-from normscope.models.load import load_model, run_in_pieces, text_batches
+from normscope.models.load import run_in_pieces
+from normscope.models.subject import Subject, Text
 from normscope.norm import Norm
+from normscope.progress import Progress, silent
+from normscope.results.inspection import Axes, Channel, Gains, Inspection, Landing, NormGeometry
+from normscope.results.inventory import FoundNorm, Inventory
 from normscope.studies.affine_fit import room_for_full_fits
-from normscope.studies.inspection import Channel, Inspection, NormGeometry, Profile
 from normscope.studies.landing import LandingGatherer
 
 NEAR_ZERO = 1e-3  # of the median |gain|
 DEAD = float(np.finfo(np.float32).eps)  # of the largest |gain|: zero within the rounding of float32
 FOREMOST = 5  # channels named of a direction
-OUTLINE = 256  # gains and lengths kept for pictures
-
-Progress = Callable[[Iterable[Any], str], Iterable[Any]]  # wraps what is gone through, with a word on what it is
 
 
 def inspect(
-    model: nn.Module | str | Path | None = None,
+    model: nn.Module | str | Path,
     *,
-    text: str | None = None,
-    lines: bool = False,
+    text: Text | None = None,
     inputs: Inputs | None = None,
-    batches: Iterable[Mapping[str, Tensor]] | None = None,
     device: str = "cpu",
-    dtype: str = "float32",
-    progress: Progress = lambda things, _: things,
+    dtype: str | None = None,
+    progress: Progress = silent,
 ) -> Inspection:
-    """The geometry of every norm of a model: a live module, a checkpoint, or the model that ships with the package.
+    """The geometry of every norm of a model; with a text or inputs, also where its real inputs land.
 
-    With a text (for a folder with a tokenizer), with inputs (one batch of keyword arguments, or several) or with
-    batches (several, for a live module) the model is run, and each norm says where its inputs land. With `lines` each
-    line of the text is a sequence of its own. The graph, too, is of a call with the first of the inputs.
+    Parameters
+    ----------
+    model
+        A folder in Hugging Face format, a .safetensors, .gguf, .pt, .pth or .bin file, or a torch module.
+    text, inputs
+        What the model, a folder or a module, is run on. Without them only the weights of norms are read. Which module
+        reads which is seen on the first batch of inputs; models of transformers need none for that.
+    device, dtype
+        Where, and in which floating-point type, a folder is run on them.
+    progress
+        Called with batches or norms and a word on what they are; see `normscope.progress`.
+
+    Returns
+    -------
+    Inspection
+        A row for each norm, in the order of the model.
 
     >>> inspect(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))).norms[0].dimension
     2
     """
-    place = demo_model() if model is None else model
-    landed: dict[str, LandingGatherer] = {}
-    if inputs is not None:
-        if text is not None or batches is not None:
-            raise InputError("inputs can't be given together with a text or batches: the model runs on one of them")
-        live = place if isinstance(place, nn.Module) else load_model(Path(place), device=device, dtype=dtype)
-        given = batches_for(live, inputs)
-        first = next(given)
-        inventory = find(place, inputs=first)
-        landed = _land(live, chain([first], given), inventory, progress)
-    else:
-        inventory, batches = _found(place, batches)
-    if text is not None:
-        if isinstance(place, nn.Module):
-            raise InputError("text needs a folder with a tokenizer; for a live module give batches of inputs instead")
-        path = Path(place)
-        batches = text_batches(path, text.splitlines() if lines else text)
-        landed = _land(load_model(path, device=device, dtype=dtype), batches, inventory, progress)
-    elif batches is not None:
-        if not isinstance(place, nn.Module):
-            raise InputError("batches need a live module; for a folder give a text instead")
-        landed = _land(place, batches, inventory, progress)
+    subject = Subject(model, text=text, inputs=inputs, device=device, dtype=dtype)
+    inventory = subject.inventory
+    landed = _landings(subject, inventory, progress) if subject.runs else {}
     connections = connections_of(inventory)
-    norms = [
-        _geometry(found, connections, landed.get(found.name))
-        for found in progress(list(inventory.values()), "geometry")
-    ]
     return Inspection(
-        model="the bundled model" if model is None else inventory.model,
+        model=subject.name,
         placement=connections.placement,
         tied_embeddings=inventory.tied_embeddings,
         qk_norm=connections.qk_norm,
         parameters=inventory.parameters,
         norm_parameters=inventory.norm_parameters,
-        norms=tuple(norms),
+        norms=tuple(
+            _geometry(found, connections, landed.get(found.name)) for found in progress(inventory.norms, "geometry")
+        ),
         untraced=inventory.untraced,
-        text=None if text is None else f"{len(text)} characters",
+        text=subject.text,
         notes=inventory.notes,
     )
 
 
-def _found(
-    place: nn.Module | str | Path, batches: Iterable[Mapping[str, Tensor]] | None
-) -> tuple[Inventory, Iterable[Mapping[str, Tensor]] | None]:
-    """The norms of a model; one for which no inputs can be generated is traced on its first batch."""
-    inventory = find(place)
-    if inventory.graph is None and isinstance(place, nn.Module) and batches is not None:
-        here = iter(batches)
-        first = list(islice(here, 1))
-        return (find(place, inputs=first[0]) if first else inventory), chain(first, here)
-    return inventory, batches
-
-
-def _land(
-    model: nn.Module, batches: Iterable[Mapping[str, Tensor]], inventory: Inventory, progress: Progress
-) -> dict[str, LandingGatherer]:
+def _landings(subject: Subject, inventory: Inventory, progress: Progress) -> Mapping[str, Landing | None]:
     """Run the model and gather the inputs of its norms, piece by piece."""
-    norms = {name: live_part(found.norm) for name, found in inventory.items() if found.norm is not None}
+    model, batches = subject.module, subject.batches()
     with capture(model, norms=inventory) as captured:
-        norms = {name: norm for name, norm in norms.items() if inventory[name].path in captured.norms}
+        norms = {
+            found.name: live_part(found.norm)
+            for found in inventory.norms
+            if found.norm is not None and found.path in captured.norms
+        }
         full_fit = room_for_full_fits([norm.size for norm in norms.values()])
         gatherers = {
             name: LandingGatherer(norm, inventory[name].eps_place, full_fit=full_fit) for name, norm in norms.items()
         }
-        for _ in run_in_pieces(model, progress(batches, "running the text")):
+        for _ in run_in_pieces(model, progress(batches, "running the model")):
             for name in list(gatherers):
                 found = inventory[name]
                 seen = captured.norms[str(found.path)]
@@ -126,55 +101,42 @@ def _land(
                     except ValueError as error:  # not finite, as where half precision overflows
                         raise InputError(f"the input of {name}: {error}") from None
             captured.clear()
-    return gatherers
+    return {name: gatherer.result() for name, gatherer in gatherers.items()}
 
 
 def _agrees(found: FoundNorm, seen: Activations) -> bool:
-    """Whether a call whose place was not checked gave what the norm gives, on some of its rows."""
+    """Whether a call that was not checked in the graph gave what the norm gives, on some of its rows."""
     if found.unchecked is None or found.norm is None or seen.input is None or seen.output is None:
         return True
-    given, made = (as_rows(values, found)[:ROWS] for values in (seen.input, seen.output))
-    expected = found.norm(given)
-    return bool(np.abs(made - expected).max() <= ROUNDING * np.abs(expected).max())
+    x, output = (as_rows(values, found)[:ROWS] for values in (seen.input, seen.output))
+    expected = found.norm(x)
+    return bool(np.abs(output - expected).max() <= ROUNDING * np.abs(expected).max())
 
 
-def as_rows(given: Tensor, found: FoundNorm) -> Floats:
-    """Inputs of a norm as rows of channels."""
-    channels_last = given.movedim(found.axis, -1) if found.axis != -1 else given
+def as_rows(x: Tensor, found: FoundNorm) -> Floats:
+    """Inputs or outputs of a norm as rows of channels."""
+    channels_last = x.movedim(found.axis, -1) if found.axis != -1 else x
     if found.size not in np.cumprod(channels_last.shape[::-1]):  # one axis, or several that are normalized together
-        raise InputError(f"{found.size} channels are expected, got an input of shape {tuple(given.shape)}")
+        raise InputError(f"{found.size} channels are expected, got an input of shape {tuple(x.shape)}")
     rows: Floats = channels_last.reshape(-1, found.size).cpu().double().numpy()
     return rows
 
 
-def _geometry(found: FoundNorm, connections: Connections, landed: LandingGatherer | None) -> NormGeometry:
-    norm = found.norm
-    facts: dict[str, Any] = dict.fromkeys(NormGeometry.__dataclass_fields__)
-    facts.update(
-        name=found.name,
-        kind=found.kind,
-        size=found.size or None,
-        gain_convention=found.gain_convention,
-        eps_place=found.eps_place,
-        axis=found.axis,
-        has_bias=found.has_bias,
-        assumed=found.assumed,
-        problem=found.problem,
-        gate=None if found.gate is None else str(found.gate),
-        function=found.function,
-        unchecked=found.unchecked,
-        stored_as=found.stored_as,
-        reads=connections.reads.get(found.name),
-        read_by=connections.read_by.get(found.name),
+def _geometry(found: FoundNorm, connections: Connections, landing: Landing | None) -> NormGeometry:
+    reads, read_by = connections.reads.get(found.name), connections.read_by.get(found.name)
+    if found.norm is None:
+        return NormGeometry(found, reads=reads, read_by=read_by)
+    live = live_part(found.norm)
+    return NormGeometry(
+        found,
+        dimension=live.ellipsoid.dimension,
+        raw_dimension=found.norm.ellipsoid.dimension,
+        gains=_gains(found.norm, live),
+        axes=_axes(found.norm, live) if live.ellipsoid.bounded and live.ellipsoid.dimension else None,
+        landing=landing,
+        reads=reads,
+        read_by=read_by,
     )
-    if norm is not None:
-        live = live_part(norm)
-        facts.update(_facts(norm, live))
-        facts.update(_facts_of_axes(live))
-        facts.update(_raw_facts(norm))
-        facts["landing"] = landed.result() if landed else None
-        facts["profile"] = _profile(live, landed)
-    return NormGeometry(**facts)
 
 
 def live_part(norm: Norm) -> Norm:
@@ -197,52 +159,40 @@ def live_part(norm: Norm) -> Norm:
     )
 
 
-def _raw_facts(norm: Norm) -> dict[str, Any]:
-    """Of the gains as they are, dead ones among them."""
-    ellipsoid = norm.ellipsoid
-    facts: dict[str, Any] = {"raw_dimension": ellipsoid.dimension}
-    if ellipsoid.bounded and ellipsoid.dimension:
-        longest, shortest = float(ellipsoid.lengths[0]), float(ellipsoid.lengths[-1])
-        facts.update(raw_axis_min=shortest, raw_anisotropy=_ratio(longest, shortest))
-    return facts
+def _gains(norm: Norm, live: Norm) -> Gains:
+    small = np.abs(norm.gain) < NEAR_ZERO * np.median(np.abs(norm.gain))
+    direction = live.ellipsoid.dead_direction
+    return Gains(
+        dead=tuple(np.flatnonzero(live.gain == 0).tolist()),
+        exactly_zero=int(np.count_nonzero(norm.gain == 0)),
+        near_zero=int(np.count_nonzero(small & (live.gain != 0))),
+        negative=int(np.count_nonzero(norm.gain < 0)),
+        dead_direction=None if direction is None else _foremost(direction),
+    )
 
 
-def _facts(norm: Norm, live: Norm) -> dict[str, Any]:
-    gain, dead = norm.gain, live.ellipsoid.dead_direction
-    small = np.abs(gain) < NEAR_ZERO * np.median(np.abs(gain))
-    return {
-        "groups": norm.groups,
-        "eps": norm.eps,
-        "dimension": live.ellipsoid.dimension,
-        "dead_gains": tuple(np.flatnonzero(live.gain == 0).tolist()),
-        "zero_gains": int(np.count_nonzero(gain == 0)),
-        "near_zero_gains": int(np.count_nonzero(small & (live.gain != 0))),
-        "negative_gains": int(np.count_nonzero(gain < 0)),
-        "dead_channels": None if dead is None else _foremost(dead),
-    }
-
-
-def _facts_of_axes(norm: Norm) -> dict[str, Any]:
-    """What only a bounded set of at least one dimension has; the range of every channel too, which is where w = ±eₙ."""
-    ellipsoid = norm.ellipsoid
-    if not ellipsoid.bounded or not ellipsoid.dimension:
-        return {}
-    lengths, reach = ellipsoid.lengths, np.abs(norm.gain) * _reach_of_unit_gain(norm)
-    low, high = norm.bias - reach, norm.bias + reach
+def _axes(norm: Norm, live: Norm) -> Axes:
+    """Of a bounded set of at least one dimension; the range of every channel too, which is where w = ±eₙ."""
+    lengths, raw = live.ellipsoid.lengths, norm.ellipsoid.lengths
+    reach = np.abs(live.gain) * _reach_of_unit_gain(live)
+    low, high = live.bias - reach, live.bias + reach
     relative = (lengths / lengths[0]) ** 2
-    return {
-        "axis_max": float(lengths[0]),
-        "axis_median": float(np.median(lengths)),
-        "axis_min": float(lengths[-1]),
-        "anisotropy": _ratio(lengths[0], lengths[-1]),
-        "participation_ratio": float(relative.sum() ** 2 / np.sum(relative**2)),
-        "longest_axis_channels": _foremost(ellipsoid.axis(0)),
-        "range_low": float(low.min()),
-        "range_high": float(high.max()),
-        "range_low_channel": int(low.argmin()),
-        "range_high_channel": int(high.argmax()),
-        "channel_ranges": np.stack([low, high], axis=1),
-    }
+    return Axes(
+        longest=float(lengths[0]),
+        median=float(np.median(lengths)),
+        shortest=float(lengths[-1]),
+        anisotropy=_ratio(lengths[0], lengths[-1]),
+        effective=float(relative.sum() ** 2 / np.sum(relative**2)),
+        longest_channels=_foremost(live.ellipsoid.axis(0)),
+        low=float(low.min()),
+        high=float(high.max()),
+        low_channel=int(low.argmin()),
+        high_channel=int(high.argmax()),
+        raw_shortest=float(raw[-1]),
+        raw_anisotropy=_ratio(raw[0], raw[-1]),
+        lengths=lengths,
+        channel_ranges=np.stack([low, high], axis=1),
+    )
 
 
 def _ratio(longest: float, shortest: float) -> float | None:
@@ -261,21 +211,3 @@ def _reach_of_unit_gain(norm: Norm) -> float:
 def _foremost(vector: Floats) -> tuple[Channel, ...]:
     order = np.argsort(-np.abs(vector), kind="stable")[:FOREMOST]
     return tuple(Channel(int(n), float(vector[n])) for n in order if vector[n] != 0)
-
-
-def _profile(norm: Norm, landed: LandingGatherer | None) -> Profile:
-    lengths = norm.ellipsoid.lengths if norm.ellipsoid.bounded else np.zeros(0)
-    return Profile(
-        gains=_outline(np.sort(norm.gain)),
-        lengths=_outline(lengths),
-        longest=lengths[:3],
-        points=landed.points() if landed and norm.ellipsoid.bounded else None,
-    )
-
-
-def _outline(ordered: Floats) -> Floats:
-    """At most OUTLINE values, evenly spaced in rank, ends included."""
-    if len(ordered) <= OUTLINE:
-        return ordered
-    ranks = np.linspace(0, len(ordered) - 1, OUTLINE).round().astype(np.intp)
-    return np.take(ordered, ranks)

@@ -3,9 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from normscope.results.rows import NotCovered
+from normscope.results.rows import NotCovered, Spread
 from normscope.separation.selectable import Selectable
-from normscope.studies.inspection import Spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from normscope.certificates.key_certificates import Weights
 from normscope.checks import Floats
 from normscope.geometry import Ellipsoid
+from normscope.progress import Progress
 from normscope.separation.selectable import Selectable, selectable
-from normscope.studies.inspect import Progress
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]

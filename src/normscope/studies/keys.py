@@ -27,15 +27,15 @@ from normscope.geometry import Ellipsoid
 from normscope.models.batches import Inputs, batches_for
 from normscope.models.capture import capture
 from normscope.models.find import find
-from normscope.models.found import FoundNorm
 from normscope.models.heads import Heads
 from normscope.models.load import load_model, run_in_pieces, text_batches
 from normscope.models.query_maps import HeadMaps, NoMapError, norms_before_keys
 from normscope.models.token_texts import token_texts
+from normscope.progress import Progress
+from normscope.results.inventory import FoundNorm
 from normscope.results.rows import NotCovered
 from normscope.separation.selectable import Selectable
 from normscope.studies.equal_attention import EqualAttentionGatherer, EqualQuery
-from normscope.studies.inspect import Progress
 from normscope.studies.key_results import AT, Keys, LostKey, Place
 from normscope.studies.key_verdicts import Ints, Question, Verdict, verdicts
 from normscope.studies.reachable_queries import HeadRun, ReachableQueries

@@ -8,11 +8,12 @@ Of all inputs: the share of the output's variance that no affine map explains.
 
 import numpy as np
 
-from normscope.capacity.nonlinearity import admissible_groups, bending
+from normscope.capacity.second_derivative import admissible_groups, nonlinearity
 from normscope.checks import Floats
 from normscope.norm import Norm
+from normscope.results.inspection import GroupFactor, Landing
+from normscope.results.rows import Spread
 from normscope.studies.affine_fit import AffineFitter
-from normscope.studies.inspection import GroupFactor, Landing, Spread
 
 KEPT = 4096  # values of a figure of which quantiles are taken: all of them, or a random sample
 POINTS = 400  # outputs kept for a picture
@@ -20,7 +21,7 @@ LARGEST = np.finfo(float).max  # stands for infinity, which JSON can't say
 
 
 class LandingGatherer:
-    """Give it the inputs of a norm in pieces, then ask for the result."""
+    """Add the inputs of a norm in pieces, then take the result."""
 
     def __init__(self, norm: Norm, eps_place: str | None = "inside", seed: int = 0, full_fit: bool = True) -> None:
         self._norm = norm
@@ -41,7 +42,7 @@ class LandingGatherer:
     def add(self, x: Floats) -> None:
         """Inputs of shape (n, N)."""
         norm = self._norm
-        bent = bending(norm, x, eps_place=self._eps_place)
+        bent = nonlinearity(norm, x, "all", eps_place=self._eps_place)
         self._figures["nonlinearity"].add(np.minimum(bent.nonlinearity, LARGEST))
         for groups, factor in bent.factors.items():
             self._factors[groups].add(np.minimum(factor[~np.isnan(factor)], LARGEST))
@@ -94,13 +95,15 @@ class LandingGatherer:
                 if (factor := reservoir.spread()) is not None
             ),
             affine_fit=None if self._fitter is None else self._fitter.result(),
+            points=self._points(),
         )
 
-    def points(self) -> Floats | None:
+    def _points(self) -> Floats | None:
         """Outputs minus the center, along the three longest axes: (n, 3)."""
-        if not self._outputs or self._norm.ellipsoid.dimension < 3:
+        ellipsoid = self._norm.ellipsoid
+        if not ellipsoid.bounded or ellipsoid.dimension < 3:
             return None
-        return (np.concatenate(self._outputs) - self._norm.bias) @ self._norm.ellipsoid.axes(3)
+        return (np.concatenate(self._outputs) - self._norm.bias) @ ellipsoid.axes(3)
 
     def _divisor(self, root: Floats) -> Floats:
         """Of groups with this root mean square; eps is where the module has it."""

@@ -21,11 +21,11 @@ from normscope.checks import Floats, as_floats, frozen
 from normscope.errors import InputError
 from normscope.models.batches import Inputs
 from normscope.models.float64_run import run_call
-from normscope.models.found import FoundNorm
 from normscope.models.graph import LinearReader, ModelGraph
 from normscope.models.subject import Subject, Text
 from normscope.norm import Norm
 from normscope.progress import Progress, silent
+from normscope.results.inventory import FoundNorm
 from normscope.results.layer_ranges import FLOAT16_MAX, LayerRange, LayerRanges, Witness
 from normscope.results.rows import NotCovered
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from normscope.checks import Floats
 from normscope.geometry import Ellipsoid
-from normscope.models.found import FoundNorm
 from normscope.models.query_maps import AffineMap, HeadMaps, NoMapError
 from normscope.norm import Norm
+from normscope.results.inventory import FoundNorm
 from normscope.studies.equal_attention import EqualQuery, equal_query, reach_along
 
 

@@ -64,13 +64,13 @@ class _Judged:
     kind: str
     bias: bool
     mask: NDArray[np.bool_]
-    degenerate: NDArray[np.bool_]
+    near_ties: NDArray[np.bool_]
     preferences: NDArray[np.float64]  # NaN where no program was run or it found none
     certificates_hold: bool
 
     @property
     def compared(self) -> NDArray[np.bool_]:
-        return ~self.degenerate & ~np.isnan(self.preferences)
+        return ~self.near_ties & ~np.isnan(self.preferences)
 
     @property
     def differs(self) -> NDArray[np.bool_]:
@@ -98,8 +98,8 @@ def _summed_up(asked: int, judged: list[_Judged]) -> KeysAgreement:
                 sets=sum(one.mask[..., 0].size for one in some),
                 keys=sum(one.mask.size for one in some),
                 selectable=sum(int(one.mask.sum()) for one in some),
-                degenerate=sum(int(one.degenerate.sum()) for one in some),
-                unanswered=sum(int((~one.degenerate & np.isnan(one.preferences)).sum()) for one in some),
+                near_ties=sum(int(one.near_ties.sum()) for one in some),
+                unanswered=sum(int((~one.near_ties & np.isnan(one.preferences)).sum()) for one in some),
                 disagreements=sum(int(one.differs.sum()) for one in some),
             )
         )

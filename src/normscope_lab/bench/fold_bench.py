@@ -97,10 +97,10 @@ def _variants(setting: Setting) -> dict[str, nn.Module]:
         if isinstance(module, nn.LayerNorm):
             nn.init.normal_(module.weight, 1.0, 0.1)
             nn.init.normal_(module.bias, 0.0, 0.1)
-    fused = fold(original, rms=True).model
+    fused = fold(original, rms=True).module
     return {
         ORIGINAL: original,
-        FOLDED: fold(original).model,
+        FOLDED: fold(original).module,
         RMS_TORCH: _by_torch(copy.deepcopy(fused)),
         RMS_FUSED: fused,
     }

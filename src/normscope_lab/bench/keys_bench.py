@@ -101,7 +101,7 @@ def _time_set(kind: str, count: int, channels: int, plan: Plan) -> KeysTiming:
         keys=count,
         channels=channels,
         selectable=int(result.mask.sum()),
-        degenerate=int(result.degenerate.sum()),
+        near_ties=int(result.degenerate.sum()),
         certificates_hold=holds,
         normscope_seconds=seconds,
         published=None if published is None else published.total(seconds),
@@ -126,7 +126,7 @@ def _time_heads(plan: Plan, sets: Sequence[KeysTiming]) -> KeysTiming:
         keys=result.mask.size,
         channels=channels,
         selectable=int(result.mask.sum()),
-        degenerate=int(result.degenerate.sum()),
+        near_ties=int(result.degenerate.sum()),
         certificates_hold=holds,
         normscope_seconds=seconds,
         published=added([(row.published, heads) for row, heads in alike if row.published is not None], seconds),
@@ -144,14 +144,14 @@ def _time_grid(plan: Plan) -> KeysTiming:
         for channels in widths
     ]
     _ours(cells[0])  # compiled before the clock starts
-    seconds, winners, degenerate, hold = 0.0, 0, 0, True
+    seconds, winners, near_ties, hold = 0.0, 0, 0, True
     published: list[Alternative] = []
     highs: list[Alternative] = []
     for number, keys in enumerate(cells):
         (result, holds), taken = cpu_seconds(_ours, keys)
         seconds += taken
         winners += int(result.mask.sum())
-        degenerate += int(result.degenerate.sum())
+        near_ties += int(result.degenerate.sum())
         hold &= holds
         if number % GRID_STEP == 0:
             for way, totals in ((PublishedTimed, published), (HighsTimed, highs)):
@@ -165,7 +165,7 @@ def _time_grid(plan: Plan) -> KeysTiming:
         keys=sum(keys[..., 0].size for keys in cells),
         channels=None,
         selectable=winners,
-        degenerate=degenerate,
+        near_ties=near_ties,
         certificates_hold=hold,
         normscope_seconds=seconds,
         published=added([(total, weight) for total in published], seconds),

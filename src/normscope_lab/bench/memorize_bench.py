@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from normscope.capacity.memorize import memorize
+from normscope.capacity.memorizing import memorize
 from normscope.progress import Progress, silent
 from normscope_lab.bench.timing import one_thread, this_machine
 from normscope_lab.results.memorize_speed import MemorizeRun, MemorizeSpeed
@@ -23,7 +23,7 @@ class Task:
 
     samples: int
     classes: int = 2
-    method: str = "fold"
+    method: str = "search"
     dtype: str = "float64"
 
 
@@ -51,11 +51,11 @@ def _memorise(task: Task, seed: int) -> MemorizeRun:
     return MemorizeRun(
         **asdict(task),
         seed=seed,
-        found_by=found.origin.method,
+        found_by=found.method,
         depth=found.depth,
-        runs=found.origin.runs,
-        certified=found.certificate.exact,
-        float_right=found.certificate.float_right,
-        seconds=found.origin.seconds,
-        attempts=found.origin.attempts,
+        runs=found.runs,
+        certified=found.certified,
+        float_right=found.float_right,
+        seconds=found.seconds or 0.0,
+        attempts=found.attempts or 0,
     )

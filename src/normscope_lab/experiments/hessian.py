@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from normscope.capacity.nonlinearity import nonlinearity
+from normscope.capacity.second_derivative import nonlinearity
 from normscope.errors import InputError
 from normscope.norm import Norm
 from normscope_lab.engine.cell_state import CellState

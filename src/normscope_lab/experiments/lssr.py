@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from normscope.capacity.scatter import lssr
+from normscope.capacity.scatter_ratios import scatter
 from normscope.checks import Floats
 from normscope.nn import Norm
 from normscope_lab.engine.cell_state import CellState
@@ -68,7 +68,7 @@ class LinearLimit(Experiment):
         rng = np.random.default_rng(cell.seed)
         labels: Labels = rng.integers(0, 2, size=(settings["samples"],))
         samples = DATA[settings["data"]](rng, labels)
-        limit = lssr(samples, labels)
+        limit = scatter(samples, labels).lssr
         x, y = torch.from_numpy(samples), torch.from_numpy(labels)
         network = _network(samples.shape[1], settings["width"], settings["layers"], settings["variant"])
         optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from normscope.capacity.memorize import memorize
-from normscope.capacity.shatter import shatter
+from normscope.capacity.labellings import shatter
+from normscope.capacity.memorizing import memorize
 from normscope.errors import InputError
 from normscope_lab.engine.cell_state import CellState
 from normscope_lab.engine.experiment import Cell, Experiment, Settings
@@ -62,16 +62,16 @@ class NetworkDepth(Experiment):
         count, method = cell.settings["samples"], cell.settings["method"]
         rng = np.random.default_rng([cell.seed, count])
         samples, labels = rng.random((count, 1)), np.append([0, 1], rng.integers(0, 2, count - 2))
-        net = memorize(samples, labels, method="fold" if method == "search" else method, seed=cell.seed)
+        net = memorize(samples, labels, method=method, seed=cell.seed)
         return [
             {
                 "seed": cell.seed,
                 "kind": method,
-                "found_by": net.origin.method,
+                "found_by": net.method,
                 "samples": count,
                 "depth": net.depth,
-                "certified": net.certificate.exact,
-                "float_right": net.certificate.float_right,
+                "certified": net.certified,
+                "float_right": net.float_right,
             }
         ]
 

@@ -21,7 +21,7 @@ class KindAgreement:
     sets: Annotated[int, Column("sets", "Sets of keys.")]
     keys: Annotated[int, Column("keys", "Keys of all sets.")]
     selectable: Annotated[int, Column("selectable", "Keys that some query prefers.")]
-    degenerate: Annotated[int, Column("near ties", "Keys within rounding of a tie, which are not compared.")]
+    near_ties: Annotated[int, Column("near ties", "Keys within rounding of a tie, which are not compared.")]
     unanswered: Annotated[int, Column("open", "Keys for which the program found no optimum.")]
     disagreements: Annotated[int, Column("differ", "Keys on which the program differs from normscope.")]
 

@@ -36,7 +36,7 @@ class KeysTiming:
     keys: Annotated[int, Column("keys", "Keys of all sets.", ",")]
     channels: Annotated[int | None, Column("channels", "Channels of a key; – where sets differ.")]
     selectable: Annotated[int, Column("selectable", "Keys that some query prefers.", ",", brief=False)]
-    degenerate: Annotated[int, Column("near ties", "Keys within rounding of a tie.", ",", brief=False)]
+    near_ties: Annotated[int, Column("near ties", "Keys within rounding of a tie.", ",", brief=False)]
     certificates_hold: Annotated[bool, Column("certificates hold", "Whether every certificate was right.", brief=False)]
     normscope_seconds: Annotated[float, Column("normscope", "CPU time, with certificates and their check.", duration)]
     published: Annotated[

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from normscope.report.norm_columns import Value, _table
 from normscope.report.tables.shared import escape, new_table, readable, tables
-from normscope.studies.inspection import Spread
+from normscope.results.rows import Spread
 from normscope.studies.key_results import EqualAttention, Keys, Place
 
 TOKENS = 3  # named of a layer

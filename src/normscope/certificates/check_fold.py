@@ -1,0 +1,109 @@
+"""What a fold promises about stored tensors, and whether they keep it: identities that need no inputs.
+
+    centred W′                Π W′ = W′,  and W − W′ is its mean
+    reader of a norm          Π W′diag(g′) = Π W diag(g),   Π(f·W′b′ + c′) = Π(f·W b + c)       Π only if W′ is centred
+    the norm itself           g′ is 1, or still 0
+
+Checked in float64 on tensors as they were and as they are, given by name, without the code that computed them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from normscope.checks import Floats
+
+ALGEBRA = 1e-11  # relative to the largest number that goes into an identity
+
+Stored = Callable[[str], Floats]  # a stored tensor by its name
+Identity = tuple[str, bool]  # in words, and whether it holds
+
+
+@dataclass(frozen=True)
+class TakenBy:
+    """A linear layer that takes over gain and bias of the norm that it reads."""
+
+    layer: str
+    weight: str
+    axis: int  # of the weight, along its inputs
+    bias: str | None  # the tensor that takes W·s; None if s is 0
+    factor: float  # between the norm and the layer
+
+
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """What all readers of a norm take over from it."""
+
+    norm: str
+    gain: Floats  # t: 1 where the norm keeps its own
+    bias: Floats  # s
+    readers: tuple[TakenBy, ...]
+    gain_tensor: str | None  # where the norm stores its own,
+    bias_tensor: str | None
+    adds_one: bool  # and whether its gain is 1 + w of the stored w
+
+    def gain_in(self, stored: Stored) -> Floats:
+        """The gain of the norm, as it is stored."""
+        if self.gain_tensor is None:
+            return np.ones_like(self.gain)
+        return stored(self.gain_tensor).reshape(-1) + (1.0 if self.adds_one else 0.0)
+
+    def bias_in(self, stored: Stored) -> Floats:
+        """The bias of the norm, as it is stored."""
+        return np.zeros_like(self.bias) if self.bias_tensor is None else stored(self.bias_tensor).reshape(-1)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What is to be true of the stored tensors of a folded model, each by the first of its names."""
+
+    centred: Mapping[str, int]  # tensor → the axis over which its mean becomes zero
+    taken: tuple[Taken, ...]
+
+
+def identities(promise: Promise, before: Stored, after: Stored) -> Iterator[Identity]:
+    """Every identity between stored tensors that a fold promises, in words, and whether it holds.
+
+    >>> weights = np.array([[1.0, 5.0], [3.0, 3.0]])
+    >>> dict(identities(Promise({"W": 0}, ()), lambda name: weights, lambda name: weights - weights.mean(axis=0)))
+    {'W has mean zero over its outputs': True, 'W has lost nothing but its mean': True}
+    """
+    readers = [reader for taken in promise.taken for reader in taken.readers]
+    otherwise_changed = {reader.weight for reader in readers} | {reader.bias for reader in readers}
+    for name, axis in promise.centred.items():
+        old, new = before(name), after(name)
+        yield f"{name} has mean zero over its outputs", _small(new.mean(axis=axis), old, new)
+        if name not in otherwise_changed:
+            lost = old - new
+            yield f"{name} has lost nothing but its mean", _small(lost - lost.mean(axis=axis, keepdims=True), old)
+    for taken in promise.taken:
+        if (taken.gain != 1).any():
+            ones = np.where(taken.gain_in(before) == 0, 0.0, 1.0)
+            yield f"the gain of {taken.norm} is 1, or still 0", bool((taken.gain_in(after) == ones).all())
+        for reader in taken.readers:
+            yield from _of_reader(taken, reader, reader.weight in promise.centred, before, after)
+
+
+def _of_reader(taken: Taken, reader: TakenBy, centred: bool, before: Stored, after: Stored) -> Iterator[Identity]:
+    """That a layer makes of the norm's z what it made of it before, its mean aside if it writes a centred stream."""
+    matrices: list[Floats] = []
+    shifts: list[Floats] = []
+    sizes: list[Floats] = []
+    for stored in (before, after):
+        weight = np.moveaxis(stored(reader.weight), reader.axis, 1)  # (outputs, inputs)
+        shifting = reader.factor * weight * taken.bias_in(stored)
+        own = np.zeros(len(weight)) if reader.bias is None else stored(reader.bias)
+        matrices.append(weight * taken.gain_in(stored))
+        shifts.append(shifting.sum(axis=1) + own)
+        sizes += [np.abs(shifting).sum(axis=1), own]
+    gain, bias = matrices[1] - matrices[0], shifts[1] - shifts[0]
+    if centred:
+        gain, bias = gain - gain.mean(axis=0), bias - bias.mean()
+    yield f"{reader.layer} has taken over the gain of {taken.norm}", _small(gain, *matrices)
+    yield f"{reader.layer} has taken over the bias of {taken.norm}", _small(bias, *sizes)
+
+
+def _small(values: Floats, *beside: Floats) -> bool:
+    size = max(float(np.abs(each).max()) for each in beside)
+    return float(np.abs(values).max()) <= ALGEBRA * size

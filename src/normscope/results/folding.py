@@ -1,0 +1,232 @@
+"""`normscope.fold`: what became of every norm of a model, and what shows that the folded model is the same function."""
+
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, Final, Literal
+
+from normscope.results.describe import NOT_IN_JSON, Column, Table
+from normscope.results.result import Result, named
+from normscope.results.rows import path_text, several
+
+LARGEST_DIFFERENCE = 1e-9  # in float64, relative to the largest value of an output
+MORE_THAN_ROUNDING = 10  # times what rounding does to the original: stored weights may differ by that
+FOLDED: Final = "folded"
+AFTER_LOOKUP: Final = "after look-up"
+KEPT: Final = "kept"
+NOTHING: Final = "nothing to fold"
+SAVED_BY = "normscope.rewrite.saved_model:save_folding"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of one part of a norm, and why."""
+
+    what: Literal["folded", "after look-up", "kept", "nothing to fold"]
+    reason: str
+
+    def __format__(self, form: str) -> str:
+        return format(self.what, form)
+
+
+@dataclass(frozen=True)
+class NormVerdict:
+    """What becomes of a norm."""
+
+    norm: Annotated[str, Column("norm", "The path of the module.", path_text)]
+    kind: Annotated[str, Column("kind", "Which member of the family it is.")]
+    centring: Annotated[
+        Decision,
+        Column(
+            "mean",
+            "Folded: its input has mean zero now; after look-up: it would have if rows of a table were centred when "
+            "they are looked up, as --rms does.",
+        ),
+    ]
+    affine: Annotated[Decision, Column("gain and bias", "Folded: its gain is 1 now, or still 0.")]
+
+    @property
+    def done(self) -> Annotated[str | None, Column("folded", "What the weights around it do for it now.", brief=False)]:
+        parts = ["centred"] if self.centring.what == FOLDED else []
+        parts += [self.affine.reason] if self.affine.what == FOLDED else []
+        return "; ".join(parts) or None
+
+    @property
+    def not_done(self) -> Annotated[str | None, Column("kept", "What it still does, and why.", brief=False)]:
+        if self.centring == self.affine:
+            return self.centring.reason if self.centring.what == KEPT else None
+        parts = [f"centring: {self.centring.reason}"] if self.centring.what in (KEPT, AFTER_LOOKUP) else []
+        parts += [f"affine: {self.affine.reason}"] if self.affine.what == KEPT else []
+        return "; ".join(parts) or None
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a part of some norms was kept."""
+
+    part: Annotated[Literal["mean", "gain and bias"], Column("part", "What was kept.")]
+    norms: Annotated[tuple[str, ...], Column("of", "The norms of which it was kept.", several)]
+    reason: Annotated[str, Column("because", "What stands against folding it.")]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A difference between two models."""
+
+    what: Annotated[str, Column("what", "What is compared with the original, or runs against float64.")]
+    difference: Annotated[
+        float | None, Column("relative difference", "The largest, relative to the largest value of an output.", ".1e")
+    ]
+
+
+@dataclass(frozen=True)
+class Tie:
+    """A matrix that one module looks up and another multiplies with."""
+
+    table: str  # the name of the tensor where it is looked up,
+    head: str  # and where it is multiplied with
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How far a folded model is from the original. Differences are relative to the largest value of an output.
+
+    The first three are between models that are run in float64 throughout, so that only their weights make a difference.
+    None where outputs are not finite, or can't be compared.
+    """
+
+    inputs: str  # what both were run on
+    dtype: str  # in which the folded model is stored
+    rewrite_difference: float | None  # of the folded weights before they are rounded to this dtype,
+    written_difference: float | None  # of the folded weights as they are stored in it,
+    rounding_difference: float | None  # and of the original, its own weights rounded once more
+    read_back: bool  # whether the stored weights are those of the written file, read from disk
+    difference: float | None  # between folded and original model in this dtype,
+    original_error: float | None  # of rounding, of the original,
+    folded_error: float | None  # and of the folded model, both measured against the original in float64
+    argmax_agreement: float | None  # share of rows of the first output whose largest entry is in the same place
+    identities: int  # that were checked
+    broken: tuple[str, ...]  # of them, in words
+
+    @property
+    def holds(self) -> bool:
+        """Whether the rewrite is the same function, and rounding explains how far the stored weights are from it."""
+        if self.rewrite_difference is None or self.written_difference is None or self.rounding_difference is None:
+            return False
+        runs = self.folded_error is not None or self.original_error is None
+        explained = LARGEST_DIFFERENCE + MORE_THAN_ROUNDING * self.rounding_difference
+        exact = self.rewrite_difference <= LARGEST_DIFFERENCE and not self.broken
+        return exact and self.written_difference <= explained and runs
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """An axis of an input of a program that takes the size of the example only."""
+
+    input: str
+    axis: int
+    size: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """What an exported program takes."""
+
+    inputs: dict[str, str]  # by name: the shape, such as "any × 8", "any × up to 64"
+    fixed: tuple[FixedSize, ...]  # axes of batch and length that are not any
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Folding(Result, kind="folding", schema_version=3, remarked_by="normscope.rules.folding:remarks"):
+    """A folded copy of a model, what was done to each norm, and the certificate that both are the same function."""
+
+    model: str
+    norms: Annotated[
+        tuple[NormVerdict, ...], Table("Norms of {0.model}", empty="The model has no norm that could be folded.")
+    ]
+    changed: tuple[str, ...]  # the tensors that have other values
+    certificate: Certificate
+    tied: tuple[Tie, ...]  # tables that were left as they are because a head shares them
+    untied: tuple[Tie, ...]  # those whose head has a copy now
+    not_run: tuple[str, ...] = ()  # modules that the traced call does not use: nothing is known about them
+    rms: bool = False  # whether RMSNorm modules stand in place of its own
+    replaced: tuple[str, ...] = ()  # norms that are RMSNorm modules now
+    centred_look_ups: tuple[str, ...] = ()  # modules whose output loses its mean
+    unused_tensors: tuple[str, ...] = ()  # tensors of the checkpoint that the model does not use: not written
+    program: Program | None = None  # what the written program takes; None where none was written
+    module: Annotated[Any, NOT_IN_JSON] = field(default=None)  # the folded model; None in a result that was loaded
+    call: Annotated[Any, NOT_IN_JSON] = field(
+        default=None
+    )  # a rewrite.saved_model.TracedCall: what it was certified on
+
+    @property
+    def holds(self) -> bool:
+        """Whether the certificate says that both are the same function."""
+        return self.certificate.holds
+
+    @property
+    def reasons(self) -> Annotated[tuple[Reason, ...], Table("Kept")]:
+        """By what was kept and why: the norms of which it was."""
+        kept: dict[tuple[Literal["mean", "gain and bias"], str], list[str]] = {}
+        for verdict in self.norms:
+            if verdict.centring.what in (KEPT, AFTER_LOOKUP):
+                kept.setdefault(("mean", verdict.centring.reason), []).append(verdict.norm)
+            if verdict.affine.what == KEPT:
+                kept.setdefault(("gain and bias", verdict.affine.reason), []).append(verdict.norm)
+        return tuple(Reason(part, tuple(norms), reason) for (part, reason), norms in kept.items())
+
+    @property
+    def measurements(
+        self,
+    ) -> Annotated[tuple[Measurement, ...], Table("Folded against original, on {0.certificate.inputs}")]:
+        """The differences of the certificate, in words."""
+        found = self.certificate
+        stored = "written file, read back" if found.read_back else "folded weights as stored, not yet written"
+        rows = {
+            f"in float64: folded weights before rounding to {found.dtype}": found.rewrite_difference,
+            f"in float64: {stored} ({found.dtype})": found.written_difference,
+            "in float64: original, its weights rounded once more": found.rounding_difference,
+            f"both in {found.dtype}": found.difference,
+            f"rounding error of the original in {found.dtype}": found.original_error,
+            f"rounding error of the folded model in {found.dtype}": found.folded_error,
+        }
+        return tuple(Measurement(what, difference) for what, difference in rows.items())
+
+    @cached_property
+    def folded(self) -> dict[str, str]:
+        """By the name of a norm: what was folded."""
+        return {verdict.norm: verdict.done for verdict in self.norms if verdict.done is not None}
+
+    @cached_property
+    def kept(self) -> dict[str, str]:
+        """By the name of a norm: what was not folded, and why."""
+        return {verdict.norm: verdict.not_done for verdict in self.norms if verdict.not_done is not None}
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write the folded model to a new folder, with folding.json beside its weights, as `normscope fold` does.
+
+        Parameters
+        ----------
+        path
+            The folder; it must not exist, whatever `force` says.
+
+        Raises
+        ------
+        NotCertifiedError
+            If the certificate does not hold, of the model or of the file read back from disk; nothing is written.
+        """
+        named(SAVED_BY)(self, path)
+
+    def __repr__(self) -> str:
+        centred = sum(verdict.centring.what == FOLDED for verdict in self.norms)
+        affine = sum(verdict.affine.what == FOLDED for verdict in self.norms)
+        rewrite, written = (
+            "not comparable" if row.difference is None else f"{row.difference:.1e}" for row in self.measurements[:2]
+        )
+        return (
+            f"Folding({self.model}: of {len(self.norms)} norms {centred} centred, {affine} with gain 1; "
+            f"{'certified' if self.holds else 'NOT the same function'}, "
+            f"in float64 {rewrite} before rounding, {written} as stored in {self.certificate.dtype})"
+        )

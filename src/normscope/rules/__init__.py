@@ -1,0 +1,1 @@
+"""What stands out in a result, in sentences: one file for each type of result."""
