@@ -3,7 +3,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from normscope import Ellipsoid, EllipsoidSum, Norm
+from normscope import Ellipsoid, Norm
+from normscope.geometry import EllipsoidSum
 from oracles import dense_factor
 from strategies import FLAGS, gains, inputs, norms, seeds
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from folding_models import ARCHITECTURES, OTHERS, REQUIRED, folding_model
+from normscope import fold
 from normscope.errors import NotCertifiedError
 from normscope.models.find import find
 from normscope.results.folding import AFTER_LOOKUP, FOLDED, KEPT, NOTHING, Folding
 from normscope.results.result import load
 from normscope.rewrite import folded_weights as weights
-from normscope.rewrite.fold import fold
 
 NORMS = {  # of one layer: how many norms; of them centred, centred but for a tied table, with gain 1
     "gpt2": (3, 0, 3, 2), "opt": (3, 0, 3, 2), "gpt_neox": (3, 3, 0, 3), "gptj": (2, 2, 0, 2), "falcon": (2, 0, 2, 1),

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from folding_models import folding_model
+from normscope import fold
 from normscope.cli.fold import fold as fold_command
 from normscope.data import demo_model
 from normscope.errors import NotCertifiedError
@@ -26,7 +27,6 @@ from normscope.results.folding import Folding
 from normscope.results.result import load
 from normscope.rewrite import folded_weights as weights
 from normscope.rewrite import saved_model as storage
-from normscope.rewrite.fold import fold
 from normscope.rewrite.saved_program import load_program
 
 

@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from folding_models import folding_model
+from normscope import fold
 from normscope.models.float64_run import difference
 from normscope.results.folding import AFTER_LOOKUP, FOLDED, KEPT
 from normscope.rewrite import stored_tensors
-from normscope.rewrite.fold import fold
 
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
 OTHERWISE = "inside the model it computes something else than when it runs alone"

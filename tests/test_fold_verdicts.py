@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from normscope import fold
 from normscope.results.folding import AFTER_LOOKUP, FOLDED, KEPT
-from normscope.rewrite.fold import fold
 
 
 class Example(nn.Module):

@@ -7,6 +7,7 @@ little different and just as right. Then an oracle in exact arithmetic, straight
 
 import io
 import json
+from dataclasses import fields, replace
 from fractions import Fraction
 from itertools import combinations
 
@@ -26,10 +27,11 @@ from normscope.certificates.check_reachable_keys import check_certificates
 from normscope.certificates.check_tokens import first_fault
 from normscope.certificates.hull_proofs import NEAR_TIE, PROVEN, WRONG, judged
 from normscope.certificates.network_weights import layers_of_numbers
-from normscope.certificates.token_directions import POWERS
+from normscope.certificates.token_certificates import NEVER, POWERS, TIED, WINS
 from normscope.certificates.token_table import Outputs, Table
+from normscope.errors import InputError
 from normscope.separation.storage import certificate_bytes, proven_in, verify_bytes
-from normscope.vocabulary.findings import NEVER, TIED, WINS, Findings, load_findings, save_findings
+from normscope.vocabulary.findings import Findings
 from normscope.vocabulary.search import Clock, search
 from strategies import seeds
 
@@ -244,7 +246,7 @@ def test_every_number_of_a_file_of_keys_counts(kind):
         assert not passed["weights"]
 
 
-# States of vocabularies
+# Verdicts on tokens
 
 
 def small_table():
@@ -266,44 +268,46 @@ def ruled_out(table, token, indices, weights):
     return gained <= 0 and turned <= gained**2 and min(shares) > 0 and token not in indices
 
 
-def test_every_number_of_a_state_of_a_vocabulary_counts(tmp_path):
-    table, path = small_table(), tmp_path / "state.npz"
+def with_array(found, name, array):
+    """Certificates with another array, in the frame of own directions or outside it."""
+    if name in ("center", "axes", "variances"):
+        return replace(found, frame=replace(found.frame, **{name: array}))
+    return replace(found, **{name: array})
+
+
+def test_every_number_of_verdicts_on_tokens_counts():
+    """What else a file says about them, counts and lists: see tests/test_vocab.py."""
+    table = small_table()
     findings = Findings.none_yet(len(table), reachable=True)
     search(table, findings, Clock())
-    save_findings(findings, table.sha256, {"path": None, "bundled": False}, path)
-    arrays = unpacked(path.read_bytes())
-    assert not {name for name in arrays if name.endswith(("asked", "passed"))}
-    assert set(arrays["plain_verdict"]) == set(arrays["reachable_verdict"]) == {WINS, NEVER, TIED}
-    passed = dict.fromkeys(arrays, 0)
-    for name, array in arrays.items():
-        if name in {"sha256", "source"}:  # held against the model: see tests/test_vocab.py
-            continue
-        for place, changed in altered(array):
-            path.write_bytes(packed(arrays | {name: changed}))
-            try:
-                fault = first_fault(table, load_findings(path).findings)
-            except ValueError as error:
-                fault = str(error)
-            assert fault is None or refused(fault)
-            passed[name] += fault is None
-            if fault is None and name.endswith("power"):
-                # It is known to win by a reachable vector, and wins along itself, too.
-                assert arrays[name.replace("power", "verdict")][place] == WINS
-                assert changed[place] in POWERS
-            if fault is None and name == "plain_queries":
-                assert wins(table.rows, arrays["plain_query_tokens"][place[0]], changed[place[0]])
-            if fault is None and name == "plain_indices":  # an equal token may stand for another
-                assert np.array_equal(table.rows[changed[place]], table.rows[array[place]])
-            if fault is None and name in {"reachable_weights", "reachable_indices"}:
-                now = arrays | {name: changed}
-                row = int(np.searchsorted(now["reachable_starts"], place[0], side="right")) - 1
-                part = slice(*now["reachable_starts"][row : row + 2])
-                token = now["reachable_weight_tokens"][row]
-                assert ruled_out(table, token, now["reachable_indices"][part], now["reachable_weights"][part])
-    # Other axes make other vectors, each of which is asked of the whole table.
-    kinds = ("queries", "power", "center", "axes", "variances")
-    may_pass = {f"{question}_{name}" for question in ("plain", "reachable") for name in kinds}
-    may_pass |= {"plain_indices", "reachable_indices", "reachable_weights"}
+    whole = dict(zip(("any_vector", "reachable"), findings.certificates(), strict=True))
+    passed = {}
+    for vectors, found in whole.items():
+        assert set(found.verdict) == {WINS, NEVER, TIED}
+        arrays = {each.name: getattr(found, each.name) for each in fields(found) if each.name != "frame"}
+        for name, array in (arrays | vars(found.frame)).items():
+            for place, changed in altered(array):
+                try:
+                    now = with_array(found, name, changed)
+                    fault = first_fault(table, **(whole | {vectors: now}))
+                except InputError as error:
+                    fault = str(error)
+                assert fault is None or refused(fault)
+                passed[vectors, name] = passed.get((vectors, name), 0) + (fault is None)
+                if fault is None and name == "power":
+                    # It is known to win by a reachable vector, and wins along its own direction, too.
+                    assert found.verdict[place] == WINS
+                    assert changed[place] in POWERS
+                if fault is None and (vectors, name) == ("any_vector", "queries"):
+                    assert wins(table.rows, found.query_tokens[place[0]], changed[place[0]])
+                if fault is None and (vectors, name) == ("any_vector", "indices"):  # an equal token stands for another
+                    assert np.array_equal(table.rows[changed[place]], table.rows[array[place]])
+                if fault is None and vectors == "reachable" and name in {"weights", "indices"}:
+                    for token, indices, weights in now.weighted():
+                        assert ruled_out(table, token, indices, weights) or found.verdict[token] == TIED
+    # Other axes make other vectors, each of which is scored against the whole table.
+    may_pass = {(vectors, name) for vectors in whole for name in ("queries", "power", "center", "axes", "variances")}
+    may_pass |= {("any_vector", "indices"), ("reachable", "indices"), ("reachable", "weights")}
     assert {name for name, count in passed.items() if count} <= may_pass
 
 

@@ -11,11 +11,11 @@ from torch import nn
 
 import normscope
 from architectures import made, random_model
+from normscope import fold
 from normscope.data import demo_model
 from normscope.models.batches import batches_for, first_batch, read_inputs
 from normscope.models.example_inputs import example_inputs
 from normscope.models.load import text_batches
-from normscope.rewrite.fold import fold
 from tiny_models import build
 
 SHAPES = {  # of an example, where it is more than token ids

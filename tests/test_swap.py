@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import normscope.nn
+from normscope import swap
 from normscope.models.find import find
 from normscope.nn import operator
 from normscope.results.result import load
-from normscope.rewrite.swap import swap
 from tiny_models import build
 
 TOKENS = {"input_ids": torch.tensor([[3, 14, 15, 9, 2, 6]])}

@@ -1,32 +1,35 @@
-"""Tokens that can never be the argmax of a model: verdicts on models, state files, verification, tables."""
+"""Tokens that can never be the argmax of a model: verdicts, saved files, verification, tables."""
 
 import json
-from importlib.resources import files
+from dataclasses import replace
 
 import jsonschema
 import numpy as np
 import pytest
 import torch
 import typer
-from rich.console import Console
 from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
+import normscope as ns
+from normscope.certificates.check_tokens import check
+from normscope.certificates.token_certificates import OPEN, WINS, WORDS
 from normscope.cli.vocab import vocab as command
 from normscope.data import demo_model
 from normscope.models.load import load_model
-from normscope.report.tables import tables
-from normscope.report.tables.vocab import vocab_html
-from normscope.studies.vocab import verify_vocab, vocab
-from normscope.studies.vocab_results import Answer, Token, Vocab
-from normscope.vocabulary.findings import OPEN, load_findings
+from normscope.models.subject import Subject
+from normscope.report.terminal import as_text
+from normscope.results.token_verdicts import TokenVerdict, TokenVerdicts, VerdictCounts
+from normscope.studies.vocab import read_again, vocab
 
 EXAMPLE = {"input": torch.tensor([[0, 1, 2]])}
 
 
-def schema(name):
-    return json.loads(files("normscope").joinpath(f"schemas/{name}.json").read_text(encoding="utf-8"))
+def verified(path, model=None):
+    """Whether a file holds, and why, against a module."""
+    result = ns.load(path)
+    return check(result, against=read_again(result, None if model is None else Subject(model, inputs=EXAMPLE)))
 
 
 def net(rows, norm=None, bias=False):
@@ -49,32 +52,33 @@ def random_net(seed=0, tokens=120, size=6, shift=1.5):
     return model
 
 
-def ids(tokens):
-    return [token.id for token in tokens]
+def ids(result, word, vectors="any_vector"):
+    return [row.token for row in result.listed if getattr(row, vectors) == word]
 
 
 @pytest.fixture(scope="module")
-def bundled():
-    return vocab()
+def demo():
+    return vocab(demo_model())
 
 
-def test_every_token_of_the_bundled_model_can_win(bundled):
-    assert bundled.tokens == 1024
-    assert bundled.plain.wins == bundled.reachable.wins == 1024
-    assert (bundled.unembedding, bundled.norm, bundled.norm_kind) == ("lm_head", "transformer.ln_f", "layernorm")
-    assert bundled.reachable_set == "the filled ellipsoid"
-    assert repr(bundled) == "Vocab(the bundled model, 1024 tokens; plain: 1024 can win; reachable: 1024 can win)"
+def test_every_token_of_the_demo_model_can_win(demo):
+    assert demo.tokens == 1024
+    assert [row.wins for row in demo.counts] == [1024, 1024]
+    assert (demo.unembedding, demo.norm, demo.norm_kind) == ("lm_head", "transformer.ln_f", "layernorm")
+    assert demo.reachable_set == "the filled ellipsoid"
+    assert repr(demo) == (
+        "TokenVerdicts(the demo model: 1024 tokens; any: 1024 can win; outputs of transformer.ln_f: 1024 can win)"
+    )
+    assert demo.holds
 
 
-def test_a_vector_that_a_token_wins_by_makes_the_model_choose_it(tmp_path):
+def test_a_vector_that_a_token_wins_by_makes_the_model_choose_it(demo):
     """Put in place of the last norm's output, on the model itself."""
-    vocab(state=tmp_path / "state.npz")
-    stored = load_findings(tmp_path / "state.npz").findings.reachable
     model = load_model(demo_model())
     norm = model.transformer.ln_f
-    tokens = sorted(stored.queries)
+    tokens = demo.reachable.query_tokens.tolist()
     assert tokens
-    u = torch.tensor(np.array([stored.queries[token] for token in tokens]))
+    u = torch.tensor(demo.reachable.queries)
     assert (u.norm(dim=1) <= 1).all()
     hidden = norm.bias + 8 * norm.weight * (u - u.mean(1, keepdim=True))
     assert model.lm_head.double()(hidden.double()).argmax(1).tolist() == tokens
@@ -82,23 +86,23 @@ def test_a_vector_that_a_token_wins_by_makes_the_model_choose_it(tmp_path):
 
 def test_what_greedy_decoding_chooses_is_among_those_that_can_win():
     model, rng = random_net(), np.random.default_rng(1)
-    result = vocab(model, example=EXAMPLE)
+    result = vocab(model, inputs=EXAMPLE)
     chosen = set(model[1:](torch.tensor(rng.normal(size=(5000, 6)), dtype=torch.float32)).argmax(1).tolist())
-    lost = ids(result.reachable.never_tokens + result.reachable.tied_tokens)
+    lost = ids(result, "never", "reachable") + ids(result, "tied", "reachable")
     assert len(chosen) > 20
     assert len(lost) > 20
     assert chosen & set(lost) <= {7}  # torch takes the first of twins, though it does not score higher
-    assert set(ids(result.plain.never_tokens)) <= set(lost)
-    assert {7, 8} == set(ids(result.plain.tied_tokens))
+    assert set(ids(result, "never")) <= set(lost)
+    assert {7, 8} == set(ids(result, "tied"))
 
 
-def test_counts_add_up_and_fit_the_schema(bundled):
-    for result in (bundled, vocab(random_net(), example=EXAMPLE)):
+def test_counts_add_up_and_fit_the_schema(demo):
+    for result in (demo, vocab(random_net(), inputs=EXAMPLE)):
         written = json.loads(json.dumps(result.to_dict(), allow_nan=False))
-        jsonschema.validate(written, schema("vocab"), cls=jsonschema.Draft202012Validator)
-        for answer in (result.plain, result.reachable):
-            assert answer.wins + answer.never + answer.tied + answer.open == result.tokens
-            assert len(answer.never_tokens) == answer.never
+        jsonschema.validate(written, TokenVerdicts.json_schema(), cls=jsonschema.Draft202012Validator)
+        for row, vectors in zip(result.counts, ("any_vector", "reachable"), strict=True):
+            assert row.wins + row.never + row.tied + row.open == result.tokens
+            assert len(ids(result, "never", vectors)) == row.never
 
 
 @pytest.mark.parametrize(
@@ -109,11 +113,11 @@ def test_counts_add_up_and_fit_the_schema(bundled):
     ],
 )
 def test_without_a_bounded_norm_only_the_plain_question_is_asked(norm, reason):
-    result = vocab(net(np.random.default_rng(0).normal(size=(9, 4)), norm), example=EXAMPLE)
+    result = vocab(net(np.random.default_rng(0).normal(size=(9, 4)), norm), inputs=EXAMPLE)
     assert result.reachable is None
     assert result.reachable_set is None
     assert result.not_asked == reason
-    jsonschema.validate(result.to_dict(), schema("vocab"), cls=jsonschema.Draft202012Validator)
+    jsonschema.validate(result.to_dict(), TokenVerdicts.json_schema(), cls=jsonschema.Draft202012Validator)
 
 
 def test_groups_and_norms_that_do_not_scale_are_not_asked_for_reachable_vectors():
@@ -132,153 +136,189 @@ def test_groups_and_norms_that_do_not_scale_are_not_asked_for_reachable_vectors(
             return nn.functional.layer_norm(x.unflatten(-1, (2, 2)), (2,), eps=self.eps).flatten(-2) * self.weight
 
     rows = np.random.default_rng(0).normal(size=(9, 4))
-    assert vocab(net(rows, Centre()), example=EXAMPLE).not_asked == "1 does not scale: its outputs are not bounded"
-    assert vocab(net(rows, Grouped()), example=EXAMPLE).not_asked == "1 has 2 groups: its outputs fill no ellipsoid"
+    assert vocab(net(rows, Centre()), inputs=EXAMPLE).not_asked == "1 does not scale, so its outputs are not bounded"
+    assert (
+        vocab(net(rows, Grouped()), inputs=EXAMPLE).not_asked
+        == "1 has 2 groups, so its outputs do not fill an ellipsoid"
+    )
 
 
 def test_an_output_bias_counts():
     """A token with a row that another has too, but a higher bias, wins; without a bias both lose."""
     rows = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [-1.0, -1.0]]
-    plain = vocab(net(rows), example=EXAMPLE).plain
-    assert (plain.wins, ids(plain.tied_tokens)) == (2, [0, 2])
+    result = vocab(net(rows), inputs=EXAMPLE)
+    assert (result.counts[0].wins, ids(result, "tied")) == (2, [0, 2])
     model = net(rows, bias=True)
     model[2].bias.data = torch.tensor([0.0, 0.0, 1.0, 0.0])
-    result = vocab(model, example=EXAMPLE)
+    result = vocab(model, inputs=EXAMPLE)
     assert result.output_bias
-    assert (result.plain.wins, ids(result.plain.never_tokens)) == (3, [0])
+    assert (result.counts[0].wins, ids(result, "never")) == (3, [0])
 
 
 def test_eps_of_zero_says_that_outputs_lie_on_the_surface():
-    result = vocab(net(np.eye(4), nn.LayerNorm(4, eps=0.0)), example=EXAMPLE)
+    result = vocab(net(np.eye(4), nn.LayerNorm(4, eps=0.0)), inputs=EXAMPLE)
     assert "eps is 0, so outputs lie on its surface" in result.reachable_set
 
 
-def test_a_budget_leaves_tokens_open_and_a_state_goes_on_from_there(tmp_path):
-    model, state = random_net(), tmp_path / "state.npz"
-    first = vocab(model, example=EXAMPLE, budget=0, state=state)
-    assert first.plain.open > 100
-    assert first.plain.tied == 2
-    assert verify_vocab(state, model, example=EXAMPLE)[0]
-    whole = vocab(model, example=EXAMPLE)
-    second = vocab(model, example=EXAMPLE, state=state)
-    assert (second.plain, second.reachable) == (whole.plain, whole.reachable)
-    third = vocab(model, example=EXAMPLE, budget=0, state=state)
-    assert (third.plain, third.reachable) == (whole.plain, whole.reachable)
+def test_a_limit_of_time_leaves_tokens_open_and_the_file_resumes_the_search(tmp_path):
+    model, path = random_net(), tmp_path / "tokens.safetensors"
+    first = vocab(model, inputs=EXAMPLE, seconds=0, resume=path)
+    assert first.counts[0].open > 100
+    assert first.counts[0].tied == 2
+    assert first.holds
+    assert verified(path, model)[0]
+    assert ns.load(path) == first
+    whole = vocab(model, inputs=EXAMPLE)
+    for seconds in (None, 0):
+        again = vocab(model, inputs=EXAMPLE, seconds=seconds, resume=path)
+        assert (again.counts, again.listed) == (whole.counts, whole.listed)
+    assert ns.load(path) == again
 
 
-@pytest.mark.parametrize("phase", ["own directions, plain", "nearest points", "vectors in the ellipsoid"])
-def test_a_state_is_kept_when_the_search_is_interrupted(tmp_path, phase):
+@pytest.mark.parametrize("phase", ["own directions, any", "nearest points", "vectors in the ellipsoid"])
+def test_a_file_is_saved_when_the_search_is_interrupted(tmp_path, phase):
     def interrupting(things, what):
         for number, thing in enumerate(things):
-            if phase in what and number == 3 * (phase != "own directions, plain"):
+            if phase in what and number == 3 * (phase != "own directions, any"):
                 raise KeyboardInterrupt
             yield thing
 
-    state, model = tmp_path / "state.npz", random_net()
+    path, model = tmp_path / "tokens.safetensors", random_net()
     with pytest.raises(KeyboardInterrupt):
-        vocab(model, example=EXAMPLE, state=state, progress=interrupting)
-    assert verify_vocab(state, model, example=EXAMPLE)[0]
-    assert (load_findings(state).findings.reachable.verdict == OPEN).any()
-    assert vocab(model, example=EXAMPLE, state=state).reachable == vocab(model, example=EXAMPLE).reachable
+        vocab(model, inputs=EXAMPLE, resume=path, progress=interrupting)
+    assert verified(path, model)[0]
+    assert (ns.load(path).reachable.verdict == OPEN).any()
+    assert vocab(model, inputs=EXAMPLE, resume=path).counts == vocab(model, inputs=EXAMPLE).counts
 
 
-def test_a_state_of_another_table_or_of_something_else_is_refused(tmp_path):
-    state = tmp_path / "state.npz"
-    vocab(random_net(0), example=EXAMPLE, state=state)
+def test_a_file_about_another_table_or_something_else_is_refused(tmp_path):
+    path = tmp_path / "tokens.safetensors"
+    vocab(random_net(0), inputs=EXAMPLE, resume=path)
     with pytest.raises(ValueError, match="about another table"):
-        vocab(random_net(1), example=EXAMPLE, state=state)
-    assert verify_vocab(state, random_net(1), example=EXAMPLE) == (
-        False,
-        "the certificates are for another table: its SHA-256 differs",
-    )
-    with pytest.raises(ValueError, match="about a live module: give the model"):
-        verify_vocab(state)
-    np.savez(tmp_path / "keys.npz", keys=np.ones(3))
-    with pytest.raises(ValueError, match=r"keys\.npz exists, and is no state"):
-        vocab(random_net(), example=EXAMPLE, state=tmp_path / "keys.npz")
-    with pytest.raises(ValueError, match=r"must end in \.npz"):
-        vocab(random_net(), example=EXAMPLE, state=tmp_path / "state.json")
+        vocab(random_net(1), inputs=EXAMPLE, resume=path)
+    assert verified(path, random_net(1)) == (False, "the certificates are for another table: its SHA-256 differs")
+    with pytest.raises(ValueError, match="a module that was in memory: give the model"):
+        ns.verify(path)
+    (tmp_path / "other.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"other\.safetensors must be a result that was saved"):
+        vocab(random_net(), inputs=EXAMPLE, resume=tmp_path / "other.safetensors")
+    ns.ranges(demo_model()).save(tmp_path / "ranges.safetensors")
+    with pytest.raises(ValueError, match=r"other results than verdicts on tokens \(layer_ranges\)"):
+        vocab(random_net(), inputs=EXAMPLE, resume=tmp_path / "ranges.safetensors")
+    with pytest.raises(ValueError, match=r"must end in \.safetensors"):
+        vocab(random_net(), inputs=EXAMPLE, resume=tmp_path / "tokens.npz")
     with pytest.raises(FileNotFoundError, match="does not exist"):
-        vocab(random_net(), example=EXAMPLE, state=tmp_path / "nowhere" / "state.npz")
-    with pytest.raises(ValueError, match="budget must be a number of seconds"):
-        vocab(random_net(), example=EXAMPLE, budget=-1)
+        vocab(random_net(), inputs=EXAMPLE, resume=tmp_path / "nowhere" / "tokens.safetensors")
+    with pytest.raises(ValueError, match="seconds must be a number, 0 or more"):
+        vocab(random_net(), inputs=EXAMPLE, seconds=-1)
 
 
-def test_a_saved_state_verifies_from_the_model_alone_and_not_once_it_is_changed(tmp_path):
-    state = tmp_path / "state.npz"
-    vocab(state=state)
-    holds, reason = verify_vocab(state)
-    assert holds
-    assert reason == "plain: 1,024 tokens shown to win, 0 never to; reachable: 1,024 tokens shown to win, 0 never to"
-    with np.load(state) as file:
-        arrays = dict(file)
-    arrays["reachable_queries"] = -arrays["reachable_queries"]
-    np.savez(state, **arrays)
-    holds, reason = verify_vocab(state)
-    assert not holds
-    assert "does not prefer it to all others" in reason
-    state.write_bytes(b"nothing")
-    assert not verify_vocab(state)[0]
+def test_a_saved_result_verifies_from_the_model_alone_and_not_once_it_is_changed(tmp_path, demo):
+    demo.save(tmp_path / "demo.safetensors")
+    found = ns.verify(tmp_path / "demo.safetensors")
+    assert found.holds
+    assert found.reason == (
+        "any hidden vector: 1,024 tokens can win, 0 never; reachable vectors: 1,024 tokens can win, 0 never"
+    )
+    turned = replace(demo, reachable=replace(demo.reachable, queries=-demo.reachable.queries))
+    turned.save(tmp_path / "turned.safetensors")
+    found = ns.verify(tmp_path / "turned.safetensors")
+    assert not found.holds
+    assert "does not prefer it to all others" in found.reason
 
 
 def test_verification_says_what_was_assumed_of_tensors_without_an_architecture(tmp_path):
     """Nothing shows there which norm the matrix reads, nor what kind it is."""
-    tensors = {"lm_head.weight": torch.randn(9, 3), "model.norm.weight": torch.rand(3)}
-    save_file(tensors, tmp_path / "model.safetensors")
-    result = vocab(tmp_path / "model.safetensors", state=tmp_path / "state.npz")
-    holds, reason = verify_vocab(tmp_path / "state.npz")
+    save_file({"lm_head.weight": torch.randn(9, 3), "model.norm.weight": torch.rand(3)}, tmp_path / "model.safetensors")
+    result = vocab(tmp_path / "model.safetensors", resume=tmp_path / "tokens.safetensors")
+    found = ns.verify(tmp_path / "tokens.safetensors")
+    assert found.holds
+    assert found.reason.endswith(f"; assumed: {', '.join(result.assumed)}")
+    assert "which norm it reads, by its name" in found.reason
+
+
+def test_a_saved_result_is_held_against_a_model_that_is_given(tmp_path, demo):
+    model = load_model(demo_model())
+    demo.save(tmp_path / "demo.safetensors")
+    assert ns.verify(tmp_path / "demo.safetensors", against=model).holds
+    model.lm_head.weight.data[3] += 1
+    assert not ns.verify(tmp_path / "demo.safetensors", against=model).holds
+
+
+def test_a_folder_is_read_again_in_the_dtype_it_was_loaded_in(tmp_path, demo):
+    found = vocab(demo_model(), text="A few words.", dtype="bfloat16")
+    assert found.sha256 != demo.sha256
+    found.save(tmp_path / "half.safetensors")
+    assert ns.verify(tmp_path / "half.safetensors").holds
+    replace(found, dtype=None).save(tmp_path / "single.safetensors")
+    assert not ns.verify(tmp_path / "single.safetensors").holds
+
+
+def test_verification_counts_tied_tokens_apart():
+    model = random_net()
+    result = vocab(model, inputs=EXAMPLE)
+    holds, reason = check(result, against=read_again(result, Subject(model, inputs=EXAMPLE)))
     assert holds
-    assert reason.endswith(f"; assumed: {', '.join(result.assumed)}")
-    assert "which norm it reads, by its name" in reason
+    for row in result.counts:
+        assert row.tied >= 2
+        assert f"{row.never} never, {row.tied} tied (equal to another, or decided by rounding)" in reason
 
 
-def test_verification_counts_tied_tokens_apart_and_notices_another_model(tmp_path):
-    state, model = tmp_path / "state.npz", random_net()
-    result = vocab(model, example=EXAMPLE, state=state)
-    holds, reason = verify_vocab(state, model, example=EXAMPLE)
-    assert holds
-    for answer in (result.plain, result.reachable):
-        assert answer.tied >= 2
-        assert f"{answer.never} never to, {answer.tied} tied (equal to another, or decided by rounding)" in reason
-    with np.load(state) as file:
-        arrays = dict(file)
-    for name, altered in (("sha256", "0" * 64), ("source", "{}"), ("source", '{"path": "x", "bundled": true}')):
-        np.savez(state, **(arrays | {name: np.array(altered)}))
-        holds, reason = verify_vocab(state, *([model] if name == "sha256" else []), example=EXAMPLE)
-        assert not holds
-        assert reason.endswith("its SHA-256 differs") or "must say which model it is about" in reason
+def otherwise(value):
+    """Something else of the same type."""
+    if isinstance(value, bool) or value is None:
+        return not value
+    if isinstance(value, tuple):
+        return value[:-1] if value else ("something",)
+    return value + (1 if isinstance(value, int) else "x")
 
 
-def result_with(text):
-    answer = Answer(1, 1, 0, 1, (Token(3, text),), (), (Token(4, None),))
-    return Vocab(
-        "m",
-        "head",
-        "norm",
-        "layernorm",
-        ("map",),
-        None,
-        True,
-        3,
-        4,
-        ("a guess",),
-        answer,
-        answer,
-        "a set",
-        "x",
-        {"own": 0.1},
+def test_every_word_of_a_result_is_checked():
+    """Facts about the model, counts, and the list of tokens with their verdicts, altered one at a time."""
+    model = random_net()
+    result = vocab(model, inputs=EXAMPLE)
+    read = read_again(result, Subject(model, inputs=EXAMPLE))
+    assert check(result, against=read)[0]
+    members = [name for name in result.to_dict() if name not in ("type", "schema_version", "counts", "listed", "holds")]
+    assert len(members) == 15
+    forged = [replace(result, **{name: otherwise(getattr(result, name))}) for name in (*members, "counts", "listed")]
+    for name in ("vectors", "wins", "never", "tied", "open"):
+        row = replace(result.counts[1], **{name: otherwise(getattr(result.counts[1], name))})
+        forged.append(replace(result, counts=(result.counts[0], row)))
+    changes = (
+        {"token": 2 * result.listed[1].token},
+        {"text": "the"},
+        *({"any_vector": word} for word in WORDS.values() if word != result.listed[0].any_vector),
+        *({"reachable": word} for word in (*WORDS.values(), None) if word != result.listed[0].reachable),
     )
+    forged += [replace(result, listed=(replace(result.listed[0], **each), *result.listed[1:])) for each in changes]
+    forged.append(replace(result, listed=result.listed[::-1]))
+    forged.append(replace(result, counts=result.counts[:1]))
+    for changed in forged:
+        holds, reason = check(changed, against=read)
+        assert not holds
+        assert "\n" not in reason
+        assert len(reason) < 500
 
 
-def shown(result):
-    console = Console(width=100, record=True, color_system=None)
-    for part in tables(result):
-        console.print(part)
-    return console.export_text()
+def test_a_result_without_all_certificates_does_not_hold():
+    result = vocab(random_net(), inputs=EXAMPLE)
+    assert result.holds
+    verdict = np.full_like(result.any_vector.verdict, WINS)
+    assert not replace(result, any_vector=replace(result.any_vector, verdict=verdict)).holds
+    with pytest.raises(ValueError, match="must have certificates"):
+        replace(result, any_vector=None)
+
+
+def result_with(listed, **changes):
+    """A result to look at: its certificates are of something else."""
+    found = vocab(net(np.eye(4)), inputs=EXAMPLE)
+    return replace(found, counts=(VerdictCounts("any", 1, len(listed), 0, 1),), listed=tuple(listed), **changes)
 
 
 def test_tables_fit_and_no_token_moves_the_cursor():
-    text = shown(result_with("\x1b[2J\u202e[red]\n"))
+    rows = [TokenVerdict(3, "\x1b[2J\u202e[red]\n", "never", "never"), TokenVerdict(4, None, "can win", "open")]
+    text = as_text(result_with(rows, assumed=("a guess",), through=("map",)))
     assert r"'\x1b[2J\u202e[red]\n'" in text
     assert "\x1b" not in text
     assert "\u202e" not in text
@@ -287,24 +327,23 @@ def test_tables_fit_and_no_token_moves_the_cursor():
     assert "through map" in text
 
 
-def test_a_notebook_shows_the_counts_with_names_escaped(bundled):
-    assert bundled._repr_html_() == vocab_html(bundled)
-    assert "1024" in vocab_html(bundled)
+def test_a_notebook_shows_the_counts(demo):
+    assert "1,024" in demo._repr_html_()
 
 
 def test_many_tokens_are_cut_short_in_a_table():
-    many = tuple(Token(number, "x" * 50) for number in range(500))
-    answer = Answer(0, 500, 0, 0, many)
-    text = shown(Vocab("m", "h", None, None, (), True, False, 500, 4, (), answer, None, None, "reason", {}))
+    rows = [TokenVerdict(number, "x" * 50, "never", None) for number in range(500)]
+    text = as_text(result_with(rows, norm=None, not_asked="reason"))
     assert "and 460 more" in text
-    assert "Reachable vectors are not asked for: reason." in text
+    assert "Nothing is said about the outputs of a norm: reason." in text
 
 
 def test_the_command_prints_json_that_fits_the_schema(tmp_path):
     app = typer.Typer()
     app.command()(command)
-    done = CliRunner().invoke(app, ["--json", "--budget", "60", "-o", str(tmp_path / "state.npz")])
+    path = tmp_path / "tokens.safetensors"
+    done = CliRunner().invoke(app, ["--json", "--seconds", "60", "-o", str(path)])
     assert done.exit_code == 0
-    jsonschema.validate(json.loads(done.stdout), schema("vocab"), cls=jsonschema.Draft202012Validator)
-    assert (tmp_path / "state.npz").exists()
-    assert "state.npz" in done.stderr
+    jsonschema.validate(json.loads(done.stdout), TokenVerdicts.json_schema(), cls=jsonschema.Draft202012Validator)
+    assert ns.load(path).to_dict() == json.loads(done.stdout)
+    assert "tokens.safetensors" in done.stderr

@@ -227,24 +227,27 @@ def prepare_vocab(folder: Path) -> list[Path]:
     model = folder / "model"
     tiny_gpt().save_pretrained(model)
     with torch.no_grad():
-        normscope.vocab(model, state=folder / "state.npz")
-    return [folder / "state.npz"]
+        normscope.vocab(model, resume=folder / "tokens.safetensors")
+    return [folder / "tokens.safetensors"]
 
 
 @cache
 def vocab_table(model: Path) -> Any:
+    from normscope.certificates.check_tokens import TableRead
+    from normscope.certificates.token_table import Table
+    from normscope.models.subject import Subject
     from normscope.models.unembedding import unembedding_of
-    from normscope.studies.vocab import table_of
 
-    return table_of(unembedding_of(model))[0]
+    found = unembedding_of(Subject(model))
+    return TableRead(Table.after(found.norm, found.rows, found.bias), {})
 
 
-def read_vocab(path: Path) -> str | None:
+def read_vocab(path: Path) -> str:
     """What verify does, for a model that is read once."""
-    from normscope.certificates.check_tokens import first_fault
-    from normscope.vocabulary.findings import load_findings
+    import normscope
+    from normscope.certificates.check_tokens import check
 
-    return first_fault(vocab_table(path.parent / "model"), load_findings(path).findings)
+    return check(normscope.load(path), against=vocab_table(path.parent / "model"))[1]
 
 
 def prepare_shatter(folder: Path) -> list[Path]:
@@ -418,7 +421,7 @@ def prepare_options(folder: Path) -> list[Path]:
         "inspect FOLDER/plain.csv --dtype float32 --device cpu",
         "fold FOLDER -o FOLDER/plain.csv",
         "--max-gigabytes 2 ranges FOLDER",
-        "vocab FOLDER/plain.csv --budget 0",
+        "vocab FOLDER/plain.csv --seconds 0",
     ]
     return [write(folder / f"{number}.args", line) for number, line in enumerate(commands)]
 
@@ -450,7 +453,7 @@ READERS = {
     "tokenizer": Reader("tokenizer files of a folder", prepare_tokenizer, read_tokenizer, 6),
     "certificates": Reader("certificates of keys, .npz", prepare_certificates, verified, 60),
     "archive": Reader("certificates of many sets of keys, .zip", prepare_archive, verified, 30),
-    "vocab": Reader("a state of `vocab`, .npz", prepare_vocab, read_vocab, 30),
+    "vocab": Reader("a result of `vocab`, .safetensors", prepare_vocab, read_vocab, 30),
     "shatter": Reader("a result of `shatter`, .safetensors", prepare_shatter, read_shatter, 16),
     "network": Reader("a result of `memorize`, .safetensors", prepare_network, verified, 150),
     "csv": Reader("samples with labels, .csv", prepare_csv, read_csv, 80),

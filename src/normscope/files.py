@@ -239,14 +239,6 @@ def _array(content: bytes, name: str) -> "NDArray[Any]":
     return np.asarray(array.reshape(shape, order="F" if by_columns else "C"), order="C")
 
 
-def said_format(path: str | os.PathLike[str]) -> str:
-    """What an .npz file says that it holds, under the name `format`; nothing if it does not, or is none."""
-    try:
-        return str(npz_arrays(Path(path).read_bytes(), str(path), only=("format",)).get("format", ""))
-    except (OSError, ValueError):
-        return ""
-
-
 def _umask() -> int:
     current = os.umask(0)
     os.umask(current)

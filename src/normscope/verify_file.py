@@ -61,5 +61,7 @@ def verify(
     options = {name: value for name, value in (("against", against), ("label", label)) if value is not None}
     for name in options.keys() - signature(check).parameters.keys():
         raise InputError(f"{target} holds a {result.kind}, which is complete in itself: {name} must not be given")
+    if (reread := getattr(type(result), "reread_by", None)) is not None:  # what a result is about, if it has it not
+        options["against"] = named(reread)(result, against)
     holds, reason = check(result, progress=progress, **options)
     return Verification(str(target), result.kind, shortened(reason, LONGEST), holds)

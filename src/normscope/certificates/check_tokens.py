@@ -1,72 +1,91 @@
-"""Are findings about a table right? From the table and their certificates alone.
+"""Are verdicts on the tokens of a table right? From the table and the certificates alone.
 
     a hidden vector h       wᵢ·h + cᵢ > wⱼ·h + cⱼ for all j ≠ i
     a u, |u| ≤ 1            the same for h = b + √N·GΠu
     weights λ > 0, Σλ = 1   token i is a weighted mean of others, of no less height, as `hull_proofs` judges it; or, of
                             reachable vectors, d = wᵢ − Σλw has |√N·ΠGd| + b·d + cᵢ − Σλc ≤ 0 beyond doubt
 
-All this in double precision, with a bound on what rounding may have done: an inequality counts if it holds by more. Own
-directions are asked again in single precision first, with a bound of their own, and near ties as above.
+Vectors, own directions among them, are scored by `token_scores`, which bounds its rounding: an inequality counts if it
+holds by more. Which verdict weights give is decided here: a token is tied if it equals another one, or if its weights
+hold only up to rounding, and never wins otherwise. Every verdict, count and list must then be the one that follows.
 
-Which verdict weights give is found out here and nowhere else: a token is tied if it equals another one, or if its
-weights hold only up to rounding, and never wins otherwise. The search asks the functions of this file before it keeps
-anything, and own directions are set up by the same code there and here (`own_directions`, `table`).
+This file and what it imports know the table and the certificates, and nothing that searches. The search calls these
+functions before it keeps something, but has a faster way of its own to screen own directions.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.certificates.check_keys import lifted, margins
 from normscope.certificates.hull_proofs import NEAR_TIE, PROVEN, TINY, WRONG, judged, proven_in_floats, tolerance
 from normscope.certificates.key_certificates import Ints
-from normscope.certificates.token_directions import POWERS, OwnDirections
-from normscope.certificates.token_table import UNIT, Outputs, Table, View, in_parts
-from normscope.checks import Floats
-from normscope.separation.twins import set_twins_apart
-from normscope.vocabulary.findings import NEVER, OPEN, TIED, WINS, Answers, Findings
+from normscope.certificates.token_certificates import NEVER, OPEN, TIED, WINS, WORDS, TokenCertificates
+from normscope.certificates.token_scores import (
+    MANY,
+    OwnDirectionCheck,
+    outputs_of,
+    prefers,
+    prefers_reachable,
+)
+from normscope.certificates.token_table import UNIT, Table
+from normscope.checks import Floats, quoted
+from normscope.errors import InputError
+from normscope.progress import Progress, silent
 
-Progress = Callable[[Iterable[Any], str], Iterable[Any]]  # wraps what is gone through, with a word on what it is
-
-AT_ONCE = 256  # vectors
-MOST_NEAR = 64  # rivals within rounding of a token, beyond which it is not looked at again
+NAMES = {False: "any hidden vector", True: "reachable vectors"}
 
 
-def first_fault(table: Table, findings: Findings, progress: Progress = lambda things, _: things) -> str | None:
-    """The first thing that is wrong with findings about a table; None if each has its proof."""
-    return next(_faults(table, findings, progress), None)
+class TableRead(NamedTuple):
+    """A model, read again: its table, and what else a result says about it."""
+
+    table: Table
+    says: Mapping[str, Any]  # by the names of the fields of a result
 
 
-def prefers(table: Table, tokens: Ints, vectors: Floats) -> NDArray[np.bool_]:
-    """Whether each hidden vector (m, N) prefers its token to all others beyond doubt.
+def check(result: Any, progress: Progress = silent, against: TableRead | None = None) -> tuple[bool, str]:
+    """Whether every certificate is right and gives the verdicts, counts and lists of a result, and a sentence on it.
 
-    >>> table = Table(np.array([[0.0], [1.0], [3.0]], np.float32))
-    >>> prefers(table, np.array([2, 1]), np.array([[1.0], [1.0]]))
-    array([ True, False])
+    Parameters
+    ----------
+    result
+        A `TokenVerdicts`: what `normscope.vocab` returned, or what was loaded from a file.
+    progress
+        See `normscope.progress`.
+    against
+        The model, read again: a file has only the SHA-256 of its table. `normscope.verify` gives it.
+
+    Returns
+    -------
+    tuple of bool and str
+        Whether it holds, and what it proves, or what is wrong first.
     """
-    return _wins(table, np.arange(len(table)), tokens, vectors, table.bias, np.zeros_like(vectors))
+    if against is None:
+        raise InputError("verdicts on tokens are checked against the table of the model: use normscope.verify")
+    if result.sha256 != against.table.sha256:
+        return False, "the certificates are for another table: its SHA-256 differs"
+    fault = first_fault(against.table, result.any_vector, result.reachable, progress) or _wrong_summary(result)
+    if fault is not None:
+        return False, fault
+    said = result.to_dict()
+    for name, value in against.says.items():
+        if said[name] != value:
+            return False, f"{name} must be {quoted(value)}, as the model has it, got {quoted(said[name])}"
+    found = [(result.any_vector, False), (result.reachable, True)]
+    proven = [f"{NAMES[kind]}: {_in_words(each)}" for each, kind in found if each is not None]
+    return True, "; ".join([*proven, *([f"assumed: {', '.join(result.assumed)}"] if result.assumed else [])])
 
 
-def prefers_by_row(table: Table, rivals: Ints, tokens: Ints, vectors: Floats) -> NDArray[np.bool_]:
-    """Whether each hidden vector, once it is long enough for biases not to matter, prefers its token to all rivals."""
-    return _wins(table, rivals, tokens, vectors, None, np.zeros_like(vectors))
-
-
-def prefers_reachable(table: Table, tokens: Ints, u: Floats) -> NDArray[np.bool_]:
-    """Whether the outputs of the norm for each u (m, N) prefer its token to all others, and |u| ≤ 1."""
-    outputs, size = _outputs_of(table), table.channels
-    inside = np.einsum("ij,ij->i", u, u) <= 1 - 2 * (size + 2) * UNIT
-    reach = np.sqrt(size) * np.abs(outputs.gain)
-    mean = np.abs(u).mean(axis=1, keepdims=True) if outputs.projects else 0.0
-    off = (size + 8) * UNIT * reach * (np.abs(u) + mean) + 2 * UNIT * np.abs(outputs.center)
-    inside &= _wins(table, np.arange(len(table)), tokens, outputs.at(u), table.bias, off)
-    return np.asarray(inside)
+def first_fault(
+    table: Table, any_vector: TokenCertificates, reachable: TokenCertificates | None, progress: Progress = silent
+) -> str | None:
+    """The first thing that is wrong with verdicts on a table; None if each has its proof."""
+    return next(_faults(table, any_vector, reachable, progress), None)
 
 
 def verdict_of(table: Table, reachable: bool, token: int, indices: Ints, weights: Floats) -> int:
-    """What weights of other tokens show: NEVER, TIED, or nothing: OPEN. Tokens that occur twice are tied anyway.
+    """What weights of other tokens show: NEVER, TIED, or nothing: OPEN. A token that equals another one is tied anyway.
 
     >>> line = Table(np.array([[0.0], [1.0], [4.0]], np.float32))
     >>> verdict_of(line, False, 1, np.array([0, 2]), np.array([0.75, 0.25])) == NEVER
@@ -79,8 +98,7 @@ def verdict_of(table: Table, reachable: bool, token: int, indices: Ints, weights
             return NEVER
         kind = _judged_by_reachable(table, token, indices, weights)
     else:
-        rows = np.append(token, indices)
-        keys = lifted(table.doubles(rows), None if table.bias is None else table.bias[rows])
+        keys = table.keys(np.append(token, indices))
         kind = int(judged(keys[:1], keys[None, 1:], weights[None], table.bias is not None)[0])
     return {WRONG: OPEN, NEAR_TIE: TIED, PROVEN: NEVER}[kind]
 
@@ -90,7 +108,7 @@ def _judged_by_reachable(table: Table, token: int, indices: Ints, weights: Float
 
     ΠGx = 0 iff all entries of Gx are equal; iff x is 0 in the live channels, where a gain is 0 or nothing is projected.
     """
-    outputs, share = _outputs_of(table), tolerance(table.channels)
+    outputs, share = outputs_of(table), tolerance(table.channels)
     others = table.doubles(indices)
     difference = others - table.doubles(np.array([token]))
     scaled = difference * outputs.gain
@@ -120,7 +138,7 @@ def _judged_by_reachable(table: Table, token: int, indices: Ints, weights: Float
 
 def rules_out(table: Table, token: int, indices: Ints, weights: Floats) -> bool:
     """Whether weights of other tokens show that no reachable vector prefers a token to all of them."""
-    outputs = _outputs_of(table)
+    outputs = outputs_of(table)
     if (indices == token).any() or not (weights > 0).all():
         return False
     own, others = table.doubles(np.array([token]))[0], table.doubles(indices)
@@ -139,151 +157,94 @@ def rules_out(table: Table, token: int, indices: Ints, weights: Floats) -> bool:
     return bool(turned * (1 + (size + 4) * UNIT) + gained + 1.01 * doubt <= 0)
 
 
-def _wins(
-    table: Table, rivals: Ints, tokens: Ints, vectors: Floats, bias: Floats | None, off: Floats
-) -> NDArray[np.bool_]:
-    """Whether each vector, entries of which may be off by so much, scores its token above all rivals beyond doubt.
-
-    Rivals are in order, and the tokens are among them. What is within rounding is computed again without, unless the
-    vector itself is only known so far.
-    """
-    wins = np.zeros(len(tokens), bool)
-    for start in range(0, len(tokens), AT_ONCE):
-        part = slice(start, start + AT_ONCE)
-        some, asked = tokens[part], vectors[part]
-        own = np.einsum("ij,ij->i", table.doubles(some), asked) + (0.0 if bias is None else bias[some])
-        best = np.full(len(some), -np.inf)
-        for _, scores in _scores(table, rivals, some, asked, bias):
-            best = np.maximum(best, scores.max(axis=1))
-        doubt = ((table.channels + 3) * UNIT * np.abs(asked) + off[part]) @ table.widest
-        doubt += 0.0 if bias is None else 2 * UNIT * np.abs(bias).max()
-        wins[part] = own - best > 2.02 * doubt
-        for a in np.flatnonzero((np.abs(own - best) <= 2.02 * doubt) & ~off[part].any(axis=1)):
-            near = [
-                rivals[first + np.flatnonzero(own[a] - scores[0] <= 4.04 * doubt[a])]
-                for first, scores in _scores(table, rivals, some[[a]], asked[[a]], bias)
-            ]
-            wins[start + a] = _wins_exactly(table, int(some[a]), np.concatenate(near), asked[a], bias)
-    return wins
-
-
-def _scores(
-    table: Table, rivals: Ints, tokens: Ints, vectors: Floats, bias: Floats | None
-) -> Iterator[tuple[int, Floats]]:
-    """Scores of some rivals at a time, with the number of the first: (m, some); −∞ for the token itself."""
-    places, line = np.searchsorted(rivals, tokens), np.arange(len(tokens))
-    for part in in_parts(len(rivals), table.channels):
-        scores = vectors @ table.doubles(rivals[part]).T
-        scores += 0.0 if bias is None else bias[rivals[part]]
-        here = (places >= part.start) & (places < part.stop)
-        scores[line[here], places[here] - part.start] = -np.inf
-        yield part.start, scores
-
-
-def _wins_exactly(table: Table, token: int, near: Ints, vector: Floats, bias: Floats | None) -> bool:
-    if len(near) > MOST_NEAR:
-        return False
-    rows = np.append(token, near)
-    keys = lifted(table.doubles(rows), None if bias is None else bias[rows])
-    query = vector if bias is None else np.append(vector, 1.0)
-    return bool(margins(keys, np.array([0]), query[None]).proven[0])
-
-
-def _faults(table: Table, findings: Findings, progress: Progress) -> Iterator[str]:
+def _faults(
+    table: Table, any_vector: TokenCertificates, reachable: TokenCertificates | None, progress: Progress
+) -> Iterator[str]:
     """To be asked for the first only."""
-    plain, reachable = findings.plain, findings.reachable
-    questions = [("plain", plain)] if reachable is None else [("plain", plain), ("reachable", reachable)]
     if reachable is not None and table.outputs is None:
-        yield "the file says what can be reached, but nothing is known of what the norm writes"
+        yield "the file has verdicts on reachable vectors, but the outputs of the norm are not known to be bounded"
         return
-    names, twin_of = set_twins_apart(table.stored(), table.bias)
-    for question, answers in questions:
-        yield from _form_faults(table, answers, question)
-        yield from _wrong_own_directions(table, names, np.array(list(twin_of), np.int64), answers, question, progress)
-        yield from _wrong_queries(table, answers, question)
-    tied = [token for token, twin in twin_of.items() if table.bias is None or table.bias[token] == table.bias[twin]]
-    shown = {question: _shown(table, answers, question) for question, answers in questions}
-    shown["plain"][tied] = np.where(shown["plain"][tied] == NEVER, TIED, shown["plain"][tied])
+    shown = {}
+    for found, kind in ((any_vector, False), (reachable, True)):
+        if found is not None:
+            yield from _form_faults(table, found, kind)
+            yield from _wrong_vectors(table, found, kind, progress)
+            shown[kind] = _shown(table, found, kind)
+    shown[False][table.duplicates & (shown[False] == NEVER)] = TIED
     if reachable is not None:  # who wins by a reachable vector wins, and who never wins is not won by one
-        ours, theirs = shown["plain"].copy(), shown["reachable"].copy()
-        shown["plain"] = np.where((ours == OPEN) & (theirs == WINS), WINS, ours)
-        shown["reachable"] = np.where((theirs == OPEN) & np.isin(ours, (NEVER, TIED)), ours, theirs)
-    for question, answers in questions:
-        wrong = np.flatnonzero(answers.verdict != shown[question])
-        if len(wrong):
-            said, found = (WORDS[int(of[wrong[0]])] for of in (answers.verdict, shown[question]))
-            yield f"{question}: token {wrong[0]} is said {said}, and its certificate shows it {found}"
+        ours, theirs = shown[False].copy(), shown[True].copy()
+        shown[False] = np.where((ours == OPEN) & (theirs == WINS), WINS, ours)
+        shown[True] = np.where((theirs == OPEN) & np.isin(ours, (NEVER, TIED)), ours, theirs)
+    for found, kind in ((any_vector, False), (reachable, True)):
+        wrong = np.flatnonzero(found is not None and found.verdict != shown[kind])
+        if found is not None and len(wrong):
+            said, right = (WORDS[int(of[wrong[0]])] for of in (found.verdict, shown[kind]))
+            yield f"{NAMES[kind]}: the verdict on token {wrong[0]} is {said!r}, and its certificate shows {right!r}"
 
 
-WORDS = {OPEN: "to be open", WINS: "to win", NEVER: "never to win", TIED: "to be tied"}
+def _form_faults(table: Table, found: TokenCertificates, reachable: bool) -> Iterator[str]:
+    if len(found.verdict) != len(table):
+        yield f"{NAMES[reachable]}: there must be a verdict on each of {len(table)} tokens, got {len(found.verdict)}"
+    sizes = [found.queries.shape[1] for _ in range(len(found.queries) > 0)]
+    sizes += [] if found.frame is None else [len(found.frame.center)]
+    if any(size != table.channels for size in sizes):
+        yield f"{NAMES[reachable]}: vectors, center and axes must have {table.channels} channels"
 
 
-def _form_faults(table: Table, answers: Answers, question: str) -> Iterator[str]:
-    if len(answers.verdict) != len(table):
-        yield f"{question}: there must be a verdict for each of {len(table)} tokens, got {len(answers.verdict)}"
-    if any(query.shape != (table.channels,) for query in answers.queries.values()):
-        yield f"{question}: queries must have {table.channels} channels"
-    frame, along_themselves = answers.frame, answers.power != 0
-    if along_themselves.any() and (frame is None or frame.center.shape != (table.channels,)):
-        yield f"{question}: own directions need a frame of {table.channels} channels"
-    if not np.isin(answers.power[along_themselves], POWERS).all():
-        yield f"{question}: powers must be among {', '.join(map(str, POWERS))}"
-    certificates = along_themselves.astype(int)
-    certificates[list(answers.queries)] += 1
-    certificates[list(answers.weights)] += 1
-    if (certificates > 1).any():
-        yield f"{question}: token {np.flatnonzero(certificates > 1)[0]} must have one certificate, got more"
+def _wrong_vectors(table: Table, found: TokenCertificates, reachable: bool, progress: Progress) -> Iterator[str]:
+    if found.frame is not None:
+        own = OwnDirectionCheck(table, found.frame, reachable)
+        blocks = [
+            (float(power), tokens[start : start + MANY])
+            for power in np.unique(found.power[found.power != 0])
+            for tokens in [np.flatnonzero(found.power == power)]
+            for start in range(0, len(tokens), MANY)
+        ]
+        for power, tokens in progress(blocks, f"own directions, {NAMES[reachable]}"):
+            wins = own.wins(power, tokens)
+            if not wins.all():
+                yield f"{NAMES[reachable]}: token {tokens[~wins][0]} does not win along its own direction"
+    if len(found.queries):
+        ask = prefers_reachable if reachable else prefers
+        wins = ask(table, found.query_tokens, found.queries)
+        if not wins.all():
+            token = found.query_tokens[~wins][0]
+            yield f"{NAMES[reachable]}: the vector of token {token} does not prefer it to all others"
 
 
-def _shown(table: Table, answers: Answers, question: str) -> NDArray[np.int8]:
-    """The verdicts that the certificates of one question give, where vectors are known to be right."""
-    shown = np.where(answers.power != 0, WINS, OPEN).astype(np.int8)
-    shown[list(answers.queries)] = WINS
-    for token, (indices, weights) in answers.weights.items():
-        shown[token] = verdict_of(table, question == "reachable", token, indices, weights)
+def _shown(table: Table, found: TokenCertificates, reachable: bool) -> NDArray[np.int8]:
+    """The verdicts that certificates give, where vectors are known to be right."""
+    shown = np.where(found.power != 0, WINS, OPEN).astype(np.int8)
+    shown[found.query_tokens] = WINS
+    for token, indices, weights in found.weighted():
+        shown[token] = verdict_of(table, reachable, token, indices, weights)
     return shown
 
 
-def _wrong_own_directions(
-    table: Table, names: Ints, twins: Ints, answers: Answers, question: str, progress: Progress
-) -> Iterator[str]:
-    served = answers.power != 0
-    if not served.any():
-        return
-    assert answers.frame is not None  # or it would have been a fault of form
-    if served[twins].any():  # the view below holds one of each kind only
-        yield f"{question}: token {twins[served[twins]][0]} is said to win, but has a twin"
-    view = View(table, names, question == "reachable")
-    for power in np.unique(answers.power[served]):
-        own = OwnDirections(view, answers.frame, float(power))
-        tokens = np.searchsorted(names, np.flatnonzero(answers.power == power))
-        for block in progress(own.blocks(tokens), f"checking own directions, {question}"):
-            asked = own.ask(block)
-            doubtful = np.flatnonzero(~asked.proven)
-            if len(doubtful):
-                again = win_in_doubles(view, own, block[doubtful])
-                if not again.all():
-                    token = names[block[doubtful[~again]][0]]
-                    yield f"{question}: token {token} does not win along itself"
+def _wrong_summary(result: Any) -> str | None:
+    """What does not follow from verdicts that are right: counts, or the list of tokens."""
+    counts = [
+        tuple(found.count(verdict) for verdict in WORDS) for found in (result.any_vector, result.reachable) if found
+    ]
+    said = [(row.open, row.wins, row.never, row.tied) for row in result.counts]
+    if said != counts:
+        return f"the counts of verdicts must be {counts}, got {said}"
+    others = (
+        [result.any_vector.verdict]
+        if result.reachable is None
+        else [result.any_vector.verdict, result.reachable.verdict]
+    )
+    rest = np.flatnonzero((np.array(others) != WINS).any(axis=0))
+    if [row.token for row in result.listed] != rest.tolist():
+        return f"the list of tokens must have the {len(rest)} that do not win, in their order"
+    for row in result.listed:
+        words = [WORDS[int(found[row.token])] for found in others]
+        if [row.any_vector, row.reachable] != [*words, None][:2]:
+            return f"the list of tokens has other words for token {row.token} than its verdicts"
+    return None
 
 
-def win_in_doubles(view: View, own: OwnDirections, tokens: Ints) -> NDArray[np.bool_]:
-    """Whether tokens of a view win along themselves, in double precision."""
-    queries, names = own.queries(tokens), view.names[tokens]
-    if view.reachable:
-        return prefers_reachable(view.table, names, queries)
-    return prefers_by_row(view.table, view.names, names, queries)
-
-
-def _wrong_queries(table: Table, answers: Answers, question: str) -> Iterator[str]:
-    if not answers.queries:
-        return
-    tokens = np.array(sorted(answers.queries), np.int64)
-    queries = np.array([answers.queries[token] for token in tokens.tolist()])
-    wins = prefers(table, tokens, queries) if question == "plain" else prefers_reachable(table, tokens, queries)
-    if not wins.all():
-        yield f"{question}: the vector of token {tokens[~wins][0]} does not prefer it to all others"
-
-
-def _outputs_of(table: Table) -> Outputs:
-    return View(table, np.arange(0), reachable=True).outputs
+def _in_words(found: TokenCertificates) -> str:
+    rest = f", {found.count(TIED):,} tied (equal to another, or decided by rounding)" if found.count(TIED) else ""
+    rest += f", {found.count(OPEN):,} left open" if found.count(OPEN) else ""
+    return f"{found.count(WINS):,} tokens can win, {found.count(NEVER):,} never{rest}"

@@ -1,33 +1,32 @@
-"""A table of tokens, one row each, and the two sets of hidden vectors that may be put to it.
+"""A table of tokens, one row each, and the two sets of hidden vectors that may be scored by it.
 
-    score of token j for h         wⱼ·h + cⱼ
-    any h                          points wⱼ, heights cⱼ
-    what the norm before writes    h = b + √N·GΠu, |u| ≤ 1: points aⱼ = √N·ΠGwⱼ, heights wⱼ·b + cⱼ, scores aⱼ·u + height
+    score of token j for h           wⱼ·h + cⱼ
+    any hidden vector                h in ℝᴺ
+    reachable: outputs of a norm     h = b + √N·GΠu, |u| ≤ 1
 
-Rows stay in the precision they are stored in, and are turned into doubles some at a time: what is said of them is said
-of these numbers exactly. Points and heights of the second kind are rounded, and say by how much.
+Rows stay in the precision they are stored in, and are turned into doubles in parts, so that a table is never in memory
+twice: what is said about them is said about these numbers exactly.
 """
 
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normscope.certificates.key_certificates import Ints
 from normscope.checks import Floats
-from normscope.errors import InputError
+from normscope.norm import Norm
 
 BLOCK = 2**22  # entries in double precision at a time: 32 MB
-UNIT = 2.0**-53
+UNIT = 2.0**-53  # unit roundoff of double precision
 
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """What a norm writes: center + √N·gain·(u − mean u), |u| ≤ 1; u as it is where the norm does not project."""
+    """The outputs of a norm: center + √N·gain·(u − mean u), |u| ≤ 1; u as it is where the norm does not project."""
 
     gain: Floats
     center: Floats
@@ -40,27 +39,19 @@ class Outputs:
         array([0.7071, 3.5858])
         """
         inner = u - u.mean(axis=-1, keepdims=True) if self.projects else u
-        outputs: Floats = self.center + self._reach * inner
+        outputs: Floats = self.center + self.reach * inner
         return outputs
 
     def pull(self, rows: Floats) -> Floats:
         """The a with a·u = w·(output for u − center), for each row w."""
-        pulled: Floats = rows * self._reach
+        pulled: Floats = rows * self.reach
         if self.projects:
             pulled -= pulled.mean(axis=-1, keepdims=True)
         return pulled
 
-    def towards(self, directions: Floats) -> Floats:
-        """The u, of length just below 1, whose outputs lie most nearly along each direction from the center."""
-        live = self.gain != 0
-        u = np.where(live, directions / np.where(live, self._reach, 1.0), 0.0)
-        if self.projects:
-            u -= u.mean(axis=-1, keepdims=True)
-        lengths = np.linalg.norm(u, axis=-1, keepdims=True)
-        return np.asarray(u * ((1 - 1e-12) / np.where(lengths > 0, lengths, 1.0)))
-
     @cached_property
-    def _reach(self) -> Floats:
+    def reach(self) -> Floats:
+        """√N·gain."""
         return np.asarray(np.sqrt(len(self.gain)) * self.gain)
 
 
@@ -70,7 +61,19 @@ class Table:
 
     rows: NDArray[np.floating]
     bias: Floats | None = None
-    outputs: Outputs | None = None  # None: nothing is asked about reachable vectors
+    outputs: Outputs | None = None  # None: nothing is known about reachable vectors
+
+    @classmethod
+    def after(cls, norm: Norm | None, rows: NDArray[np.floating], bias: Floats | None) -> "Table":
+        """A table that scores the outputs of a norm; without outputs where they do not fill an ellipsoid.
+
+        >>> Table.after(Norm(gain=[1.0, 2.0], scale=False), np.eye(2), None).outputs is None
+        True
+        """
+        counts = bias is not None and (bias != bias[0]).any()  # a bias that all tokens share decides nothing
+        fills = norm is not None and norm.scales and norm.groups == 1
+        outputs = Outputs(norm.gain, norm.bias, norm.projects) if norm is not None and fills else None
+        return cls(rows, bias if counts else None, outputs)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -82,12 +85,17 @@ class Table:
     def doubles(self, which: slice | Ints) -> Floats:
         return self.rows[which].astype(np.float64)
 
+    def keys(self, which: slice | Ints) -> Floats:
+        """Rows with their bias, if there is one, as last channel."""
+        rows = self.doubles(which)
+        return rows if self.bias is None else np.column_stack([rows, self.bias[which]])
+
     def parts(self) -> Iterator[slice]:
         """All rows, some at a time."""
         return in_parts(len(self), self.channels)
 
     def stored(self) -> Iterator[NDArray[np.floating]]:
-        """All rows as they are, some at a time."""
+        """All rows as they are stored, some at a time."""
         return (self.rows[part] for part in self.parts())
 
     @cached_property
@@ -95,6 +103,25 @@ class Table:
         """The largest absolute value of each channel: (N,)."""
         widest = [np.abs(rows).max(axis=0) for rows in self.stored()]
         return np.asarray(np.max(widest, axis=0), np.float64)
+
+    @cached_property
+    def duplicates(self) -> NDArray[np.bool_]:
+        """Whether each token equals another one in row and bias, where no equal row has a higher bias.
+
+        >>> Table(np.array([[1.0], [2.0], [1.0], [2.0]]), np.array([0.0, 3.0, 0.0, 4.0])).duplicates
+        array([ True, False,  True, False])
+        """
+        alike: dict[bytes, list[int]] = {}
+        rows = (row for block in self.stored() for row in block + 0.0)  # −0 equals 0
+        for number, row in enumerate(rows):
+            alike.setdefault(hashlib.sha256(row.tobytes()).digest(), []).append(number)
+        found = np.zeros(len(self), bool)
+        for tokens in alike.values():
+            if len(tokens) > 1:
+                heights = np.zeros(len(tokens)) if self.bias is None else self.bias[tokens]
+                highest = np.array(tokens)[heights == heights.max()]
+                found[highest] = len(highest) > 1
+        return found
 
     @cached_property
     def sha256(self) -> str:
@@ -108,95 +135,6 @@ class Table:
             if vector is not None:
                 digest.update(vector.astype("<f8").tobytes())
         return digest.hexdigest()
-
-
-@dataclass(frozen=True, eq=False)
-class View:
-    """Some tokens of a table as points and heights: for any hidden vector, or for reachable ones."""
-
-    table: Table
-    names: Ints  # the tokens, by their number in the table
-    reachable: bool
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    @property
-    def outputs(self) -> Outputs:
-        """What the norm before the table writes."""
-        if self.table.outputs is None:
-            raise InputError("outputs must be known to ask for reachable vectors, got a table without")
-        return self.table.outputs
-
-    @property
-    def question(self) -> str:
-        return "reachable" if self.reachable else "plain"
-
-    def place(self, tokens: Any) -> Any:
-        """The number in the view of a token, or of many."""
-        return np.searchsorted(self.names, tokens)
-
-    def parts(self) -> Iterator[slice]:
-        return in_parts(len(self), self.table.channels)
-
-    def points(self, which: slice | Ints) -> Floats:
-        rows = self.table.doubles(self.names[which])
-        return self.outputs.pull(rows) if self.reachable else rows
-
-    def keys(self, which: slice | Ints) -> Floats:
-        """Points with what is added to their scores, if anything is, as one more channel."""
-        added = self.heights if self.reachable else self.table.bias
-        if added is None:
-            return self.points(which)
-        return np.column_stack([self.points(which), (added if self.reachable else added[self.names])[which]])
-
-    @cached_property
-    def spread(self) -> Floats:
-        """Half of what lies between the least and the largest value of each channel of the keys."""
-        low, high = np.inf, -np.inf
-        for part in self.parts():
-            keys = self.keys(part)
-            low, high = np.minimum(low, keys.min(axis=0)), np.maximum(high, keys.max(axis=0))
-        return np.asarray((high - low) / 2)
-
-    @property
-    def biased(self) -> bool:
-        """Whether something is added to scores that keys hold."""
-        return self.heights is not None if self.reachable else self.table.bias is not None
-
-    @cached_property
-    def heights(self) -> Floats | None:
-        """Heights of points, their mean taken off; None where all are equal. Of any hidden vector: not asked for.
-
-        A vector that prefers a token by its row alone does so by as much as one likes when it grows.
-        """
-        if not self.reachable:
-            return None
-        center, bias = self.outputs.center, self.table.bias
-        heights = np.concatenate([self.table.doubles(self.names[part]) @ center for part in self.parts()])
-        heights += 0.0 if bias is None else bias[self.names]
-        return None if heights.min() == heights.max() else np.asarray(heights - heights.mean())
-
-    @cached_property
-    def point_error(self) -> float:
-        """How far points may be from where exact arithmetic has them."""
-        if not self.reachable:
-            return 0.0
-        size = self.table.channels
-        longest = max(
-            np.linalg.norm(self.table.doubles(self.names[part]) * self.outputs.gain, axis=1).max()
-            for part in self.parts()
-        )
-        return float(1.01 * (size + 6) * UNIT * np.sqrt(size) * longest)
-
-    @cached_property
-    def height_error(self) -> float:
-        """How far differences of heights may be off, a half on each side."""
-        if not self.reachable:
-            return 0.0
-        largest = self.table.widest @ np.abs(self.outputs.center)
-        largest += 0.0 if self.table.bias is None else np.abs(self.table.bias).max()
-        return float(1.01 * (self.table.channels + 4) * UNIT * largest)
 
 
 def in_parts(count: int, channels: int) -> Iterator[slice]:

@@ -39,10 +39,8 @@ def verify(
 
 
 def _verified(file: Path, samples: Path | None, label: str | None) -> tuple[bool, str]:
-    from normscope.files import said_format
     from normscope.results.result import ENDINGS
     from normscope.separation import archive, storage
-    from normscope.vocabulary import findings
 
     if file.suffix.lower() in ENDINGS:
         from normscope.verify_file import verify as verify_result
@@ -56,9 +54,4 @@ def _verified(file: Path, samples: Path | None, label: str | None) -> tuple[bool
         raise InputError(f"{file} holds no certificates: they are .npz, .zip or {ENDINGS[0]} files")
     if file.suffix.lower() in archive.ENDINGS:
         return archive.verify_archive(file)
-    said = said_format(file)
-    if said == findings.FORMAT:
-        from normscope.studies.vocab import verify_vocab
-
-        return verify_vocab(file, progress=progress)
     return storage.verify_certificates(file)

@@ -1,30 +1,35 @@
 """normscope vocab"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from normscope.cli.options import JsonFlag, ModelArgument, progress, show, tell_written
+from normscope.cli.options import (
+    InputsOption,
+    ModelArgument,
+    TextOption,
+    command,
+    inputs_of,
+    model_of,
+    progress,
+    text_of,
+)
 
 
+@command(saves=False, resumes=True)
 def vocab(
     model: ModelArgument = None,
-    budget: Annotated[
+    text: TextOption = None,
+    inputs: InputsOption = None,
+    seconds: Annotated[
         float | None,
-        typer.Option(help="Stop after so many seconds; tokens that are not settled are reported as open.", min=0),
+        typer.Option(help="Stop after this many seconds; tokens without a verdict by then are open.", min=0),
     ] = None,
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--state", help="Keep certificates here, for verify, and go on from there if it exists: .npz."
-        ),
-    ] = None,
-    json: JsonFlag = False,
-) -> None:
-    """Tokens that can never be the argmax: for any hidden vector, and for those that the last norm can write."""
-    from normscope.studies.vocab import vocab as study
+    resume: Path | None = None,
+) -> Any:
+    """Tokens that can never be the argmax: for any hidden vector, and for outputs of the last norm."""
+    from normscope.studies.vocab import vocab as ask
 
-    result = study(model, budget=budget, state=state, progress=progress)
-    show(result, json)
-    tell_written([] if state is None else [state])
+    batch = inputs_of(inputs, text)
+    return ask(model_of(model), text=text_of(text), inputs=batch, seconds=seconds, resume=resume, progress=progress)

@@ -65,11 +65,25 @@ def _joined(calls: list[Tensor]) -> Tensor | None:
 class capture:  # noqa: N801  (read as a verb: `with capture(model) as captured`)
     """Record the activations of a model's norms while inside the `with`; the model is as it was afterwards.
 
-    Calls of one norm are joined along the first axis (vector by vector if lengths differ). `clear()` forgets them,
-    so that a long text can be run piece by piece in constant memory. `norms` may be what `find` returned: then the
-    input of a gated norm is what it normalizes, x ∘ act(gate) if the gate comes first. Of other norms that are called
-    with more than one tensor nothing is recorded, and `captured.skipped` says so by name. With `heads` (True, or the
-    names of some attention layers), `captured.heads` has the queries and keys of every attention layer by its name.
+    Calls of one norm are joined along the first axis (vector by vector if lengths differ). `clear()` forgets them, so
+    that a long text can be run piece by piece in constant memory. `captured.skipped` names the norms that were called
+    with more than one tensor, of which nothing is recorded.
+
+    Parameters
+    ----------
+    model
+        A torch module, which is then run inside the `with`.
+    norms
+        True: all norms that are modules, in `captured.norms` by name. The names of some of them. What `find` returned:
+        then the input of a gated norm is what it normalizes, x ∘ act(gate) if the gate comes first. False: none.
+    heads
+        True: the queries and keys of every attention layer, in `captured.heads` by name; or the names of some layers.
+
+    >>> attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    >>> with capture(attention, norms=False, heads=True) as captured:
+    ...     _ = attention(*torch.ones(3, 1, 5, 8))
+    >>> captured.heads[""].key.shape
+    torch.Size([1, 2, 5, 4])
     """
 
     def __init__(
@@ -93,7 +107,7 @@ class capture:  # noqa: N801  (read as a verb: `with capture(model) as captured`
     def heads(self) -> dict[str, Heads]:
         """The attention layers that ran, in the order of the model; an error if one did not show its attention."""
         if self._attention is None:
-            raise RuntimeError("heads must be asked for: capture(model, heads=True)")
+            raise RuntimeError("heads were not captured: use capture(model, heads=True)")
         return self._attention.seen
 
     def clear(self) -> None:

@@ -49,8 +49,8 @@ def example_inputs(model: nn.Module, folder: Path | None = None) -> dict[str, Te
     }
 
 
-def _missing(model: nn.Module, why: str) -> ValueError:
-    return ValueError(
+def _missing(model: nn.Module, why: str) -> InputError:
+    return InputError(
         f"an example input must be given for {type(model).__name__}: {why} (--inputs FILE, or inputs= in Python)"
     )
 

@@ -1,17 +1,16 @@
 """The matrix that scores tokens, and the norm that it reads: scores = W·h + c, h an output of the norm.
 
-Which norm that is, and that nothing but linear maps stands between, is tried out: the model runs once to see what is
-called after what, and once more with random numbers in place of the norm's output. What reaches the matrix must then be
-those numbers, times a factor or a chain of linear layers that ran in between; what leaves it must be W·h + c; and
-what the model returns must put tokens in the same order (as a cap on logits does). No architecture is known by name.
+Which norm that is, and that only linear maps stand between, is tested: the model runs once to see what is called after
+what, and once more with random numbers in place of the norm's output. What reaches the matrix must then be those
+numbers, times a factor or a chain of linear layers that ran in between; what leaves it must be W·h + c; and what the
+model returns must put tokens in the same order (as a cap on logits does). No architecture is known by name.
 
-Of a checkpoint without an architecture only names are at hand. What follows from them is assumed, and said.
+Of a checkpoint without an architecture only names are available. What follows from them is assumed, and reported.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,9 @@ from normscope.errors import CheckpointError, InputError
 from normscope.models.checkpoint import Checkpoint, open_checkpoint
 from normscope.models.example_inputs import example_inputs
 from normscope.models.find import find
-from normscope.models.load import load_model, run_in_pieces
+from normscope.models.load import run_in_pieces
 from normscope.models.norms_by_name import norms_by_name
+from normscope.models.subject import Subject
 from normscope.norm import Norm
 from normscope.results.inventory import FoundNorm
 
@@ -49,33 +49,32 @@ class Unembedding:
     problem: str | None = None
 
 
-def unembedding_of(model: nn.Module | str | Path, example: Mapping[str, Any] | None = None) -> Unembedding:
-    """The unembedding of a live module, of a folder in Hugging Face format, or of a file of weights, by names.
-
-    `example` is what a live module is called with; models of transformers need none.
+def unembedding_of(subject: Subject) -> Unembedding:
+    """The unembedding of a module, of a folder in Hugging Face format, or of a file of weights, by names.
 
     >>> net = nn.Sequential(nn.Embedding(5, 3), nn.LayerNorm(3), nn.Linear(3, 5, bias=False))
-    >>> found = unembedding_of(net, {"input": torch.tensor([[0, 1, 2]])})
+    >>> found = unembedding_of(Subject(net, inputs=torch.tensor([[0, 1, 2]])))
     >>> found.name, found.norm_name, found.rows.shape
     ('2', '1', (5, 3))
     """
-    if isinstance(model, nn.Module):
-        return _of_module(model, example)
-    if not isinstance(model, (str, Path)):
-        raise InputError(f"model must be a torch module or a path to a checkpoint, got {type(model).__name__}")
-    path = Path(model)
+    path = subject.path
+    if path is None:
+        return _of_module(subject)
     if (path / "config.json").is_file():
         try:
-            return _of_module(load_model(path), example)
+            return _of_module(subject)
         except CheckpointError:
             raise
         except ValueError as error:
             raise CheckpointError(f"{path}: {error}") from None
+    if subject.runs:
+        raise InputError(f"text and inputs need a model that can be run, a folder with config.json, got {path}")
     with open_checkpoint(path) as checkpoint:
         return _by_name(checkpoint)
 
 
-def _of_module(model: nn.Module, example: Mapping[str, Any] | None) -> Unembedding:
+def _of_module(subject: Subject) -> Unembedding:
+    model, example = subject.module, subject.example
     inputs = example_inputs(model) if example is None else example
     inventory = find(model, inputs=example)
     norms = {found.path: found for found in inventory.values() if found.path is not None and not found.function}
@@ -162,23 +161,23 @@ def _probe(model: nn.Module, inputs: Mapping[str, Any], norm: str | None, call: 
     probe, count = _Probe(), 0
     random = torch.Generator().manual_seed(0)
 
-    def replace_output(_: nn.Module, given: Any, answer: Any) -> Any:
+    def replace_output(_: nn.Module, args: Any, output: Any) -> Any:
         nonlocal count
         count += 1
-        if count != call or not isinstance(answer, Tensor):
+        if count != call or not isinstance(output, Tensor):
             return None
-        drawn = torch.randn(answer.shape, generator=random).to(answer.device, answer.dtype)
+        drawn = torch.randn(output.shape, generator=random).to(output.device, output.dtype)
         probe.given = _flat(drawn)
         return drawn
 
-    def watch_head(_: nn.Module, given: tuple[Any, ...], answer: Any) -> None:
-        if given and isinstance(given[0], Tensor) and isinstance(answer, Tensor):
-            probe.read, probe.scored, probe.returned = _flat(given[0]), _flat(answer), None
-            probe.tolerance = max(1e-4, 16 * torch.finfo(answer.dtype).eps)
+    def watch_head(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+            probe.read, probe.scored, probe.returned = _flat(args[0]), _flat(output), None
+            probe.tolerance = max(1e-4, 16 * torch.finfo(output.dtype).eps)
 
-    def watch_model(_: nn.Module, given: Any, answer: Any) -> None:
+    def watch_model(_: nn.Module, args: Any, output: Any) -> None:
         shape = None if probe.scored is None else probe.scored.shape
-        for tensor in _tensors(answer):
+        for tensor in _tensors(output):
             rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.ndim and tensor.is_floating_point() else None
             if rows is not None and tuple(rows.shape) == shape and rows.isfinite().all():
                 probe.returned = _flat(rows)
@@ -198,14 +197,14 @@ def _flat(tensor: Tensor) -> Floats:
     return as_floats(tensor.reshape(-1, tensor.shape[-1]), "activations")
 
 
-def _tensors(answer: Any) -> Iterator[Tensor]:
-    if isinstance(answer, Tensor):
-        yield answer
-    elif isinstance(answer, Mapping):
-        for value in answer.values():
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
             yield from _tensors(value)
-    elif isinstance(answer, (tuple, list)):
-        for value in answer:
+    elif isinstance(output, (tuple, list)):
+        for value in output:
             yield from _tensors(value)
 
 

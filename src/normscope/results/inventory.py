@@ -50,9 +50,8 @@ class FoundNorm:
         ),
     ]
     kind: Annotated[Kind, Column("kind", "Which member of the family it is.")]
-    size: Annotated[
-        int, Column("channels", "How many channels it has.", lambda size: str(size or MISSING))
-    ]  # 0: unknown
+    # 0 channels: only its use shows how many.
+    size: Annotated[int, Column("channels", "How many channels it has.", lambda size: str(size or MISSING))]
     groups: Annotated[
         int | None, Column("groups", "Groups of channels that are normalized separately.", brief=False)
     ] = None
@@ -61,9 +60,7 @@ class FoundNorm:
         str | None,
         Column("eps is", "Where eps stands: inside the root, outside it, or as a floor.", brief=False),
     ] = None  # None if eps is 0 or unknown
-    gain_convention: Annotated[str | None, Column("gain is", "How the gain is stored: w or 1+w.")] = (
-        None  # None without a gain
-    )
+    gain_convention: Annotated[str | None, Column("gain is", "How the gain is stored: w or 1+w.")] = None
     has_bias: Annotated[
         bool | None, Column("bias", "Whether it has a bias.", lambda has: "yes" if has else "no", brief=False)
     ] = None  # None of an unknown norm

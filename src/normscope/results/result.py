@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origi
 
 from normscope.checks import first_line, quoted
 from normscope.errors import InputError
-from normscope.results.describe import NOT_IN_JSON, members, schema
+from normscope.results.describe import NOT_IN_JSON, members, schema, without_none
 
 FORMAT = "normscope result 1"
 ENDINGS = (".safetensors",)
@@ -218,7 +218,8 @@ def _built(hint: Any, value: Any, arrays: dict[str, Any], path: str) -> Any:  # 
     """A value of this type from what JSON has of it; arrays that belong to it are taken out of `arrays`."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return arrays.pop(path, None) if NOT_IN_JSON in hint.__metadata__ else _built(inner[0], value, arrays, path)
+        left_out = NOT_IN_JSON in hint.__metadata__
+        return _from_arrays(inner[0], arrays, path) if left_out else _built(inner[0], value, arrays, path)
     if origin in (Union, UnionType):
         return _one_of(inner, value, arrays, path)
     if origin is tuple and isinstance(value, list):
@@ -234,6 +235,17 @@ def _built(hint: Any, value: Any, arrays: dict[str, Any], path: str) -> Any:  # 
     if hint in (str, bool, int) and type(value) is hint:
         return value
     raise InputError(f"{path} must be {getattr(hint, '__name__', hint)}, got {quoted(value)}")
+
+
+def _from_arrays(hint: Any, arrays: dict[str, Any], path: str) -> Any:
+    """What is not in the JSON: an array, or a dataclass of arrays; None where the file has none of it."""
+    kind = without_none(hint)
+    if not (isinstance(kind, type) and is_dataclass(kind)):
+        return arrays.pop(path, None)
+    if not any(name.startswith(f"{path}.") for name in arrays):
+        return None
+    hints = get_type_hints(kind)
+    return kind(**{part.name: _from_arrays(hints[part.name], arrays, f"{path}.{part.name}") for part in fields(kind)})
 
 
 def _one_of(hints: tuple[Any, ...], value: Any, arrays: dict[str, Any], path: str) -> Any:

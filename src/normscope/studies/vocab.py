@@ -1,209 +1,209 @@
-"""Which tokens can be a model's first choice: the argmax of W·h + c, over all h and over what the last norm writes.
+"""Which tokens can be a model's first choice: the argmax of W·h + c, over all h and over outputs of the last norm.
 
-    plain        ∃ h:                      wᵢ·h + cᵢ > wⱼ·h + cⱼ for all j ≠ i
+    any vector   ∃ h:                      wᵢ·h + cᵢ > wⱼ·h + cⱼ for all j ≠ i
     reachable    ∃ h in the ellipsoid:     the same for h = b + √N·GΠu, |u| ≤ 1
 
 A token that never wins is never chosen by greedy decoding; sampling may still emit it. Every verdict has a certificate,
-which `verify_vocab` checks again from the model.
+which `normscope.verify` checks again from the model.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from torch import nn
 
-from normscope.certificates.check_tokens import first_fault
-from normscope.certificates.token_table import Outputs, Table
-from normscope.checks import quoted
+from normscope.certificates.check_tokens import TableRead
+from normscope.certificates.token_certificates import TokenCertificates
+from normscope.certificates.token_table import Table
 from normscope.data import demo_model
 from normscope.errors import InputError
+from normscope.files import require_writable, write_whole
+from normscope.models.batches import Inputs
+from normscope.models.subject import Subject, Text
 from normscope.models.token_texts import token_texts
 from normscope.models.unembedding import Unembedding, unembedding_of
-from normscope.studies.vocab_results import Answer, Token, Vocab
-from normscope.vocabulary.findings import (
-    NEVER,
-    OPEN,
-    TIED,
-    WINS,
-    Answers,
-    Findings,
-    load_findings,
-    require_state,
-    save_findings,
-)
+from normscope.norm import Norm
+from normscope.progress import Progress, silent
+from normscope.results.result import ENDINGS, load
+from normscope.results.token_verdicts import TokenVerdicts, counted, list_tokens, not_winning
+from normscope.vocabulary.findings import Answers, Findings
 from normscope.vocabulary.search import Clock, search
 
-BUNDLED = "the bundled model"
 FILLED = "the filled ellipsoid"
 SURFACE = (
     "the filled ellipsoid; eps is 0, so outputs lie on its surface, and a token that wins inside it may not win there"
 )
 
-Progress = Callable[[Iterable[Any], str], Iterable[Any]]
-
 
 def vocab(
-    model: nn.Module | str | Path | None = None,
+    model: nn.Module | str | Path,
     *,
-    example: Mapping[str, Any] | None = None,
-    budget: float | None = None,
-    state: str | PathLike[str] | None = None,
-    progress: Progress = lambda things, _: things,
-) -> Vocab:
+    text: Text | None = None,
+    inputs: Inputs | None = None,
+    seconds: float | None = None,
+    resume: str | PathLike[str] | None = None,
+    device: str = "cpu",
+    dtype: str | None = None,
+    progress: Progress = silent,
+) -> TokenVerdicts:
     """The tokens of a model that can, and that can never, be the argmax of its output.
 
-    Of a live module (called with `example` if it is no model of transformers), of a checkpoint, or of the model that
-    ships with the package. After a budget of seconds what is not settled is left open. With a state, a file ending in
-    .npz, certificates are kept there; the same call goes on from it.
+    Parameters
+    ----------
+    model
+        A folder in Hugging Face format, a .safetensors, .gguf or torch file, or a torch module.
+    text, inputs
+        What the model is run on, to see which matrix scores tokens and which norm it reads: the first batch. Models of
+        transformers need neither.
+    seconds
+        Stop after this many seconds; tokens without a verdict by then are open. None: no limit.
+    resume
+        A .safetensors file, as `save` writes it. If it exists, the search resumes from it; it is updated while the
+        search runs, and at its end.
+    device, dtype
+        Where, and in which floating-point type, a folder is loaded. float32 holds float16 and bfloat16 exactly.
+    progress
+        Called with what is gone through and a word on what it is; see `normscope.progress`.
+
+    Returns
+    -------
+    TokenVerdicts
+        Counts, the tokens that do not win, and a certificate for each verdict.
 
     >>> import torch
     >>> net = nn.Sequential(nn.Embedding(4, 2), nn.LayerNorm(2, elementwise_affine=False), nn.Linear(2, 4, bias=False))
     >>> net[2].weight.data = torch.tensor([[4.0, 0.0], [0.0, 4.0], [0.0, 0.0], [1.0, 1.0]])
-    >>> vocab(net, example={"input": torch.tensor([[0, 1]])})
-    Vocab(Sequential, 4 tokens; plain: 3 can win, 1 never; reachable: 2 can win, 1 never, 1 tied)
+    >>> vocab(net, inputs=torch.tensor([[0, 1]]))
+    TokenVerdicts(Sequential: 4 tokens; any: 3 can win, 1 never; outputs of 1: 2 can win, 1 never, 1 tied)
     """
     started = time.monotonic()
-    if budget is not None and not budget >= 0:
-        raise InputError(f"budget must be a number of seconds, 0 or more, got {budget!r}")
-    target = None if state is None else Path(state)
+    if seconds is not None and not seconds >= 0:
+        raise InputError(f"seconds must be a number, 0 or more, got {seconds!r}")
+    target = None if resume is None else Path(resume)
     if target is not None:
-        require_state(target)
-    path = _path_of(model)
-    clock = Clock(None if budget is None else started + budget)
+        require_writable(target, force=True, endings=ENDINGS)
+    clock = Clock(None if seconds is None else started + seconds)
     with clock.phase("model"):
-        found = unembedding_of(model if isinstance(model, nn.Module) else path or demo_model(), example)
-        table, not_asked = table_of(found)
-    findings = Findings.none_yet(len(table), reachable=table.outputs is not None)
+        described = _Described(Subject(model, text=text, inputs=inputs, device=device, dtype=dtype), dtype)
+    findings = Findings.none_yet(len(described.table), reachable=described.table.outputs is not None)
     if target is not None:
-        source = {"path": None if path is None else str(path.resolve()), "bundled": model is None}
         if target.exists():
-            findings = _continued(target, table)
-        clock.keep = lambda: save_findings(findings, table.sha256, source, target)
+            findings = _resumed(target, described.table)
+        clock.keep = lambda: write_whole(described.result(*findings.certificates()).to_bytes(), target)
     try:
-        search(table, findings, clock, progress)
+        search(described.table, findings, clock, progress)
     finally:
         clock.keep()
-    name = BUNDLED if model is None else type(model).__name__ if isinstance(model, nn.Module) else str(path)
-    return _result(name, path or (demo_model() if model is None else None), found, findings, not_asked, clock)
-
-
-def verify_vocab(
-    path: str | PathLike[str],
-    model: nn.Module | str | Path | None = None,
-    *,
-    example: Mapping[str, Any] | None = None,
-    progress: Progress = lambda things, _: things,
-) -> tuple[bool, str]:
-    """Whether a state file proves what it says of its model, and why, or why not.
-
-    The model is read again from where it was, or is given; nothing is searched for. What had to be assumed about it,
-    as of tensors without an architecture, is part of what is said.
-    """
-    try:
-        stored = load_findings(path)
-    except ValueError as error:
-        return False, str(error)
-    if model is None:
-        place, bundled = (stored.source.get(name) for name in ("path", "bundled"))
-        if stored.source.keys() != {"path", "bundled"} or not isinstance(bundled, bool) or (bundled and place):
-            return False, f"{path} must say which model it is about, got {quoted(stored.source)}"
-        if not isinstance(place, str) and not bundled:
-            raise InputError(f"{path} is about a live module: give the model to verify it")
-        model = place if isinstance(place, str) else demo_model()
-    found = unembedding_of(model, example)
-    table, _ = table_of(found)
-    if table.sha256 != stored.sha256:
-        return False, "the certificates are for another table: its SHA-256 differs"
-    fault = first_fault(table, stored.findings, progress)
-    if fault is not None:
-        return False, fault
-    questions = [("plain", stored.findings.plain), ("reachable", stored.findings.reachable)]
-    proven = [f"{name}: {_proven(answers)}" for name, answers in questions if answers is not None]
-    return True, "; ".join([*proven, *([f"assumed: {', '.join(found.assumed)}"] if found.assumed else [])])
-
-
-def table_of(found: Unembedding) -> tuple[Table, str | None]:
-    """The table of an unembedding, and why reachable vectors are not asked for, if they are not."""
-    bias = None if found.bias is None or (found.bias == found.bias[0]).all() else found.bias
-    norm = found.norm
-    if norm is None:
-        return Table(found.rows, bias), found.problem
-    if not norm.scales:
-        return Table(found.rows, bias), f"{found.norm_name} does not scale: its outputs are not bounded"
-    if norm.groups > 1:
-        return Table(found.rows, bias), f"{found.norm_name} has {norm.groups} groups: its outputs fill no ellipsoid"
-    return Table(found.rows, bias, Outputs(norm.gain, norm.bias, norm.projects)), None
-
-
-def _path_of(model: nn.Module | str | Path | None) -> Path | None:
-    return None if model is None or isinstance(model, nn.Module) else Path(model)
-
-
-def _continued(path: Path, table: Table) -> Findings:
-    """What a state holds, if it is about this table."""
-    stored = load_findings(path)
-    asks = stored.findings.reachable is not None
-    if stored.sha256 != table.sha256 or asks != (table.outputs is not None):
-        raise InputError(f"{path} is about another table (its SHA-256 differs): give another file, or none")
-    if len(stored.findings.plain.verdict) != len(table):
-        raise InputError(f"{path} is damaged: it must have a verdict for each of {len(table)} tokens")
-    return stored.findings
-
-
-def _result(
-    name: str, path: Path | None, found: Unembedding, findings: Findings, not_asked: str | None, clock: Clock
-) -> Vocab:
-    norm, reachable = found.norm, findings.reachable
-    unsettled = np.flatnonzero(findings.plain.verdict != WINS)
-    if reachable is not None:
-        unsettled = np.union1d(unsettled, np.flatnonzero(reachable.verdict != WINS))
     with clock.phase("tokenizer"):
-        named = unsettled.tolist()
-        texts = dict(zip(named, [None] * len(named) if path is None else token_texts(path, named), strict=True))
-    reachable_set = None
-    if reachable is not None and norm is not None:
-        reachable_set = FILLED if norm.eps > 0 else SURFACE
-    return Vocab(
-        model=name,
-        unembedding=found.name,
-        norm=found.norm_name,
-        norm_kind=None if norm is None else norm.kind,
-        through=found.through,
-        tied_embeddings=found.tied,
-        output_bias=found.bias is not None,
-        tokens=len(findings.plain.verdict),
-        channels=found.rows.shape[1],
-        assumed=found.assumed,
-        plain=_answer(findings.plain, texts),
-        reachable=None if reachable is None else _answer(reachable, texts),
-        reachable_set=reachable_set,
-        not_asked=not_asked,
-        seconds={phase: round(seconds, 3) for phase, seconds in clock.seconds.items()},
+        return described.result(*findings.certificates(), clock)
+
+
+def read_again(result: TokenVerdicts, model: nn.Module | str | Path | Subject | None = None) -> TableRead:
+    """The model that verdicts are about, read again, for `normscope.certificates.check_tokens.check`.
+
+    Parameters
+    ----------
+    result
+        What `normscope.vocab` returned, or what was loaded from a file.
+    model
+        The model, or a Subject with the inputs that it is run on. None: it is read from where it was.
+
+    Returns
+    -------
+    TableRead
+        Its table, and all that the result says about it.
+    """
+    where = demo_model() if result.path == DEMO else result.path
+    if model is None and where is None:
+        raise InputError("these verdicts are about a module that was in memory: give the model to check them against")
+    target = where if model is None else model
+    assert target is not None
+    subject = target if isinstance(target, Subject) else Subject(target, dtype=result.dtype)
+    again = _Described(subject, result.dtype)
+    says = again.result(result.any_vector, result.reachable).to_dict()
+    given: set[str] = set()
+    if model is not None and (subject.path is not None or result.path is not None):  # it may have moved since
+        given = {"model", "path", "dtype"}
+    if (subject.path is None) != (result.path is None):  # a module has no tokenizer
+        given.add("listed")
+    return TableRead(again.table, {name: value for name, value in says.items() if name not in given})
+
+
+DEMO = "the demo model"  # no absolute path
+
+
+class _Described:
+    """A model as far as verdicts on its tokens need it: read once, and what the result says about it."""
+
+    def __init__(self, subject: Subject, dtype: str | None) -> None:
+        self._subject, self._dtype = subject, dtype
+        self._found = unembedding_of(subject)
+        self.table = Table.after(self._found.norm, self._found.rows, self._found.bias)
+        self._texts: dict[int, str | None] = {}
+
+    def result(
+        self, any_vector: TokenCertificates, reachable: TokenCertificates | None, clock: Clock | None = None
+    ) -> TokenVerdicts:
+        found, norm = self._found, self._found.norm
+        counts = [counted("any", any_vector)]
+        if reachable is not None:
+            counts.append(counted(f"outputs of {found.norm_name}", reachable))
+        reachable_set = None
+        if norm is not None and self.table.outputs is not None:
+            reachable_set = FILLED if norm.eps > 0 else SURFACE
+        return TokenVerdicts(
+            model=self._subject.name,
+            path=self._path(),
+            dtype=None if self._subject.path is None else self._dtype,
+            unembedding=found.name,
+            norm=found.norm_name,
+            norm_kind=None if norm is None else norm.kind,
+            through=found.through,
+            tied_embeddings=found.tied,
+            output_bias=found.bias is not None,
+            tokens=len(self.table),
+            channels=self.table.channels,
+            assumed=found.assumed,
+            reachable_set=reachable_set,
+            not_asked=None if reachable is not None else _why_not(found, norm),
+            sha256=self.table.sha256,
+            counts=tuple(counts),
+            listed=list_tokens(any_vector, reachable, self._named(not_winning(any_vector, reachable))),
+            any_vector=any_vector,
+            reachable=reachable,
+            seconds=None if clock is None else {phase: round(time, 3) for phase, time in clock.seconds.items()},
+        )
+
+    def _path(self) -> str | None:
+        path = self._subject.path
+        return None if path is None else DEMO if path == demo_model() else str(path.resolve())
+
+    def _named(self, tokens: list[int]) -> dict[int, str | None]:
+        """What tokens stand for, each asked of the tokenizer once."""
+        path, new = self._subject.path, [token for token in tokens if token not in self._texts]
+        texts = [None] * len(new) if path is None else token_texts(path, new)
+        self._texts.update(zip(new, texts, strict=True))
+        return self._texts
+
+
+def _why_not(found: Unembedding, norm: Norm | None) -> str | None:
+    if norm is None:
+        return found.problem
+    if not norm.scales:
+        return f"{found.norm_name} does not scale, so its outputs are not bounded"
+    return f"{found.norm_name} has {norm.groups} groups, so its outputs do not fill an ellipsoid"
+
+
+def _resumed(path: Path, table: Table) -> Findings:
+    """What a file holds, if it is about this table."""
+    stored = load(path)
+    if not isinstance(stored, TokenVerdicts):
+        raise InputError(f"{path} has other results than verdicts on tokens ({stored.kind}): choose another file")
+    asks = stored.reachable is not None
+    same = len(stored.any_vector.verdict) == len(table) and asks == (table.outputs is not None)
+    if stored.sha256 != table.sha256 or not same:
+        raise InputError(f"{path} is about another table (its SHA-256 differs): choose another file")
+    return Findings(
+        Answers.resumed(stored.any_vector), None if stored.reachable is None else Answers.resumed(stored.reachable)
     )
-
-
-def _answer(answers: Answers, texts: Mapping[int, str | None]) -> Answer:
-    tokens = {
-        verdict: tuple(Token(token, texts[token]) for token in np.flatnonzero(answers.verdict == verdict).tolist())
-        for verdict in (NEVER, TIED, OPEN)
-    }
-    return Answer(
-        wins=int((answers.verdict == WINS).sum()),
-        never=len(tokens[NEVER]),
-        tied=len(tokens[TIED]),
-        open=len(tokens[OPEN]),
-        never_tokens=tokens[NEVER],
-        tied_tokens=tokens[TIED],
-        open_tokens=tokens[OPEN],
-    )
-
-
-def _proven(answers: Answers) -> str:
-    count = {verdict: int((answers.verdict == verdict).sum()) for verdict in (WINS, NEVER, TIED, OPEN)}
-    rest = f", {count[TIED]:,} tied (equal to another, or decided by rounding)" if count[TIED] else ""
-    rest += f", {count[OPEN]:,} left open" if count[OPEN] else ""
-    return f"{count[WINS]:,} tokens shown to win, {count[NEVER]:,} never to{rest}"

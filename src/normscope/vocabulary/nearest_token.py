@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from normscope.certificates.check_tokens import verdict_of
 from normscope.certificates.key_certificates import Ints
-from normscope.certificates.token_table import View
+from normscope.certificates.token_certificates import NEVER, OPEN, TIED
 from normscope.checks import Floats
 from normscope.separation.coordinates import Whitened, whiten
 from normscope.separation.exact_simplex import Budget
@@ -20,7 +20,7 @@ from normscope.separation.passes import EXACT_ENTRIES
 from normscope.separation.scores import tiles_of
 from normscope.separation.settle import settle
 from normscope.separation.simplex_weights import inside_simplex
-from normscope.vocabulary.findings import NEVER, OPEN, TIED
+from normscope.vocabulary.token_view import View
 
 FEW = 4  # rivals looked at again, over the number of channels
 STARTS = 3  # from which a token is asked again if its weights are not right

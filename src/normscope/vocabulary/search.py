@@ -1,12 +1,13 @@
 """The tokens of a large table one after the other, until all are settled or time is up.
 
-1. Twins are set apart.
+1. Duplicates are set apart.
 2. Own directions, for reachable vectors and then for any: settles almost all, block by block.
 3. The nearest point of the hull for the rest: a vector that prefers the token, or weights that rule all vectors out.
 4. Where a token can win but no reachable vector is known: the vector it wins by, turned towards what can be reached;
    then the exact method over the ellipsoid, or the nearest point again where all heights are equal.
 
-Nothing counts that the checker has not passed. What is found is kept in `Findings`, from which a search goes on later.
+Vectors and weights count only if the checker passes them, own directions if they lead by more than the bound of their
+screen, or if the checker passes them. What is found is kept in `Findings`, from which a search can be resumed.
 """
 
 import time
@@ -16,25 +17,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from normscope.certificates.check_tokens import (
-    AT_ONCE,
-    Progress,
-    prefers,
-    prefers_reachable,
-    verdict_of,
-    win_in_doubles,
-)
+from normscope.certificates.check_tokens import verdict_of
 from normscope.certificates.key_certificates import Ints
-from normscope.certificates.token_directions import POWERS, OwnDirections
-from normscope.certificates.token_table import Table, View
+from normscope.certificates.token_certificates import NEVER, OPEN, POWERS, TIED, WINS, Frame
+from normscope.certificates.token_scores import MANY, OwnDirectionCheck, prefers, prefers_reachable
+from normscope.certificates.token_table import Outputs, Table
 from normscope.checks import Floats
+from normscope.progress import Progress, silent
 from normscope.separation.ellipsoid_queries import REACHABLE, UNREACHABLE, Rivals, reach
 from normscope.separation.scores import tiles_of
 from normscope.separation.twins import set_twins_apart
-from normscope.vocabulary.findings import NEVER, OPEN, TIED, WINS, Answers, Findings
-from normscope.vocabulary.frame import Frame, frame_of
+from normscope.vocabulary.findings import Answers, Findings
 from normscope.vocabulary.nearest_token import NearestPoints, Weighted, nearest_to
+from normscope.vocabulary.token_directions import OwnDirections, coordinate_map, frame_of, scale_of
+from normscope.vocabulary.token_view import View
 
+AT_ONCE = 256  # vectors that are checked together
 FEW = 128  # tokens that are asked one by one sooner than in other coordinates
 BETWEEN_SAVES = 30.0  # seconds
 INSIDE = 1 - 1e-12  # length of a u that is to be in the unit ball beyond doubt
@@ -66,34 +64,34 @@ class Clock:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - start
 
 
-def search(table: Table, findings: Findings, clock: Clock, progress: Progress = lambda things, _: things) -> None:
+def search(table: Table, findings: Findings, clock: Clock, progress: Progress = silent) -> None:
     """Add to the findings what can be found before the clock is up.
 
     >>> table = Table(np.array([[0, 0], [4, 0], [0, 4], [1, 1], [0, 4]], np.float32))
     >>> findings = Findings.none_yet(len(table), reachable=False)
     >>> search(table, findings, Clock())
-    >>> findings.plain.verdict  # wins, wins, tied with its twin, never, tied
+    >>> findings.any_vector.verdict  # wins, wins, tied with its duplicate, never, tied
     array([1, 1, 3, 2, 3], dtype=int8)
     """
-    with clock.phase("twins"):
+    with clock.phase("duplicates"):
         names, twin_of = set_twins_apart(table.stored(), table.bias)
         for token, twin in twin_of.items():
             tied = table.bias is None or table.bias[token] == table.bias[twin]
-            findings.plain.lose(token, np.array([twin]), np.ones(1), TIED if tied else NEVER)
+            findings.any_vector.lose(token, np.array([twin]), np.ones(1), TIED if tied else NEVER)
         findings.share()
-    plain, reachable = View(table, names, reachable=False), View(table, names, reachable=True)
+    any_vector, reachable = View(table, names, reachable=False), View(table, names, reachable=True)
     rivals = np.full(len(table), -1)
-    for answers, view in ((findings.reachable, reachable), (findings.plain, plain)):
+    for answers, view in ((findings.reachable, reachable), (findings.any_vector, any_vector)):
         if answers is not None:
             with clock.phase("own directions"):
                 _own_directions(view, answers, rivals, clock, progress)
             findings.share()
     with clock.phase("nearest points"):
-        _nearest_points(plain, findings.plain, rivals, clock, progress)
+        _nearest_points(any_vector, findings.any_vector, rivals, clock, progress)
     findings.share()
     if findings.reachable is not None:
         with clock.phase("ellipsoid"):
-            _turned_vectors(plain, findings.plain, findings.reachable, clock)
+            _turned_vectors(any_vector, findings.any_vector, findings.reachable, clock)
             if len(_unasked(reachable, findings.reachable)) and not clock.is_up():
                 reachable = _without_twins(reachable, findings.reachable)
             ask = _nearest_points if reachable.heights is None else _over_ellipsoid
@@ -110,15 +108,18 @@ def _own_directions(view: View, answers: Answers, rivals: Ints, clock: Clock, pr
             continue
         if answers.frame is None:
             answers.frame = frame_of(view)
-        own = OwnDirections(view, answers.frame, power)
+        own, near = OwnDirections(view, answers.frame, power), [np.zeros(0, np.int64)]
         for block in progress(own.blocks(tokens), f"own directions, {view.question}, power {power:g}"):
             asked = own.ask(block)
-            near = np.flatnonzero(asked.near)
-            asked.proven[near] = win_in_doubles(view, own, block[near])
+            near.append(view.names[block[asked.near]])
             rivals[view.names[block]] = view.names[asked.rivals]
             answers.win_along_themselves(view.names[block[asked.proven]], power)
             if clock.is_up():
                 return
+        check, unsure = OwnDirectionCheck(view.table, answers.frame, view.reachable), np.concatenate(near)
+        for start in range(0, len(unsure), MANY):
+            some = unsure[start : start + MANY]
+            answers.win_along_themselves(some[check.wins(power, some)], power)
         answers.passed.append(power)
 
 
@@ -176,19 +177,31 @@ def _record_vectors(view: View, answers: Answers, waiting: dict[int, Floats]) ->
     return [int(token) for token in tokens[~wins]]
 
 
-def _turned_vectors(view: View, plain: Answers, reachable: Answers, clock: Clock) -> None:
+def _turned_vectors(view: View, any_vector: Answers, reachable: Answers, clock: Clock) -> None:
     """Try the vectors that prefer a token, turned towards the nearest that can be reached."""
-    unknown = (reachable.verdict == OPEN) & (plain.verdict == WINS) & ~reachable.asked
+    unknown = (reachable.verdict == OPEN) & (any_vector.verdict == WINS) & ~reachable.asked
     if not unknown.any() or clock.is_up():
         return
-    vectors = {token: plain.queries[token] for token in np.flatnonzero(unknown).tolist() if token in plain.queries}
-    for power in np.unique(plain.power[unknown & (plain.power != 0)]):
-        assert plain.frame is not None
-        tokens = np.flatnonzero(unknown & (plain.power == power))
-        own = OwnDirections(view, plain.frame, float(power))
+    vectors = {
+        token: any_vector.queries[token] for token in np.flatnonzero(unknown).tolist() if token in any_vector.queries
+    }
+    for power in np.unique(any_vector.power[unknown & (any_vector.power != 0)]):
+        assert any_vector.frame is not None
+        tokens = np.flatnonzero(unknown & (any_vector.power == power))
+        own = OwnDirections(view, any_vector.frame, float(power))
         vectors |= dict(zip(tokens.tolist(), own.queries(view.place(tokens)), strict=True))
-    turned = {token: view.outputs.towards(vector) for token, vector in vectors.items()}
+    turned = {token: _towards(view.outputs, vector) for token, vector in vectors.items()}
     _record_vectors(View(view.table, view.names, reachable=True), reachable, turned)
+
+
+def _towards(outputs: Outputs, direction: Floats) -> Floats:
+    """The u, of length just below 1, whose output lies most nearly along a direction from the center."""
+    live = outputs.gain != 0
+    u = np.where(live, direction / np.where(live, outputs.reach, 1.0), 0.0)
+    if outputs.projects:
+        u -= u.mean()
+    length = np.linalg.norm(u)
+    return np.asarray(u * (INSIDE / (length if length > 0 else 1.0)))
 
 
 def _without_twins(view: View, answers: Answers) -> View:
@@ -241,10 +254,10 @@ def _over_ellipsoid(view: View, answers: Answers, rivals: Ints, clock: Clock, pr
 
 def _seen(view: View, frame: Frame) -> Rivals:
     """Points as reachable vectors see them, turned to the axes of the frame, in units of its scale."""
-    heights = np.zeros(len(view)) if view.heights is None else view.heights / frame.scale
+    heights = np.zeros(len(view)) if view.heights is None else view.heights / scale_of(frame)
     points = np.empty((len(view), frame.axes.shape[1]))
     both = np.empty((len(view), frame.axes.shape[1] + 1), np.float32)
-    turn = frame.map(0.0)
+    turn = coordinate_map(frame, 0.0)
     for part in view.parts():
         points[part] = (view.points(part) - frame.center) @ turn
         both[part, :-1], both[part, -1] = points[part], heights[part]

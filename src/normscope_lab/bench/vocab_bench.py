@@ -40,7 +40,8 @@ def run(tokens: int = TOKENS, channels: int = CHANNELS) -> VocabSpeed:
 def measure(tokens: int, channels: int) -> None:
     """Print what a search and its check took in this process."""
     from normscope.certificates.check_tokens import first_fault
-    from normscope.vocabulary.findings import WINS, Findings
+    from normscope.certificates.token_certificates import WINS
+    from normscope.vocabulary.findings import Findings
     from normscope.vocabulary.search import Clock, search
 
     table, few = table_like_gpt2(tokens, channels), table_like_gpt2(64, 8)
@@ -55,7 +56,7 @@ def measure(tokens: int, channels: int) -> None:
     search(table, findings, clock, watch)
     assert findings.reachable is not None
     start = time.process_time()
-    holds = first_fault(table, findings) is None
+    holds = first_fault(table, *findings.certificates()) is None
     checking = time.process_time() - start
     measured = TableSearch(
         tokens=tokens,

@@ -1,7 +1,13 @@
-"""Tokens of a large table that win along themselves, proven so by products in single precision.
+"""Tokens of a large table that win along their own direction: a fast screen, in single precision.
 
-In the coordinates of a frame, token i is asked as v = yᵢ, rounded to single precision, which stands for the hidden
-vector along T·v, or for u = T·v/n with n ≥ |T·v| where vectors must be reachable. Then token i wins iff
+Coordinates in which most tokens win that way are, with center, axes and variances of the points,
+
+    y = T(p)ᵀ(point − center),   T(p) = axes · variances^(−p/2)
+
+p = 1 makes the cloud of points round, p = 0 only turns it. p = 1 keeps rivals farthest apart and p = 0 scores the token
+itself highest; in between is best, where heights have to be overcome. Token i is asked as v = yᵢ, rounded to single
+precision, which stands for the hidden vector along T·v, or for u = T·v/n, n ≥ |T·v|, where vectors must be reachable.
+Then token i wins iff
 
     v·yᵢ + n·hᵢ > v·yⱼ + n·hⱼ      for all j ≠ i                    (h: heights; no such term where there are none)
 
@@ -12,7 +18,7 @@ a score is off by at most
     |v|·(1.01·(R + 2)·s·max|y| + e) + n·(1.01·(R + 2)·s·max|h| + e')
 
 where e and e' are what double precision has done to y and h before they were rounded. Whoever wins by more than twice
-that wins beyond doubt; whoever wins or loses by less is a near tie, to be looked at in double precision.
+that wins beyond doubt; whoever wins or loses by less is a near tie, which `certificates.token_scores` decides.
 """
 
 from dataclasses import dataclass
@@ -21,13 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.certificates.key_certificates import Ints
-from normscope.certificates.token_table import UNIT, View
+from normscope.certificates.token_certificates import Frame
+from normscope.certificates.token_table import UNIT
 from normscope.checks import Floats
-from normscope.vocabulary.frame import Frame
+from normscope.vocabulary.token_view import View
 
-POWERS = (0.75, 0.5, 1.0, 0.25)  # of the coordinates in which own directions are asked, best first
 SCORES = 2**24  # held at a time: 64 MB
 SINGLE = 2.0**-24  # unit roundoff
+NOTHING = 1e-12  # variance over the largest, that counts as none
 VANISHING = 1e-36  # more than what single precision loses of coordinates and products that are too small for it
 
 
@@ -44,7 +51,7 @@ class OwnDirections:
     """The tokens of a view in the coordinates of a frame, to be asked block by block; by their number in the view."""
 
     def __init__(self, view: View, frame: Frame, power: float) -> None:
-        self._view, self._map, self._unit = view, frame.map(power), frame.scale
+        self._view, self._map, self._unit = view, coordinate_map(frame, power), scale_of(frame)
         rank = self._map.shape[1]
         heights = np.zeros(len(view)) if view.heights is None else view.heights / self._unit
         coordinates = np.empty((len(view), rank + (view.heights is not None)), np.float32)
@@ -126,6 +133,34 @@ class OwnDirections:
             return np.asarray(along)
         lengths = np.linalg.norm(along, axis=1, keepdims=True)
         return np.asarray(along * ((1 - 1e-12) / np.where(lengths > 0, lengths, 1.0)))
+
+
+def scale_of(frame: Frame) -> float:
+    """The largest standard deviation: coordinates and heights are measured in it."""
+    return float(np.sqrt(frame.variances[0]))
+
+
+def coordinate_map(frame: Frame, power: float) -> Floats:
+    """T(p), in units that give the first coordinate a variance of 1: (N, r)."""
+    relative = frame.variances / frame.variances[0]
+    return np.asarray(frame.axes * (relative ** (-power / 2) / scale_of(frame)))
+
+
+def frame_of(view: View) -> Frame:
+    """Center and principal axes of the points of a view; directions in which they do not spread are left out."""
+    total = np.zeros(view.table.channels)
+    for part in view.parts():
+        total += view.points(part).sum(axis=0)
+    center = total / len(view)
+    scatter = np.zeros((len(center), len(center)))
+    for part in view.parts():
+        centred = view.points(part) - center
+        scatter += centred.T @ centred
+    variances, axes = np.linalg.eigh(scatter / len(view))
+    kept = np.flatnonzero(variances > NOTHING * max(variances[-1], 0.0))[::-1]
+    if not len(kept):  # all points coincide
+        return Frame(center, axes[:, :1].copy(), np.ones(1))
+    return Frame(center, np.ascontiguousarray(axes[:, kept]), variances[kept])
 
 
 def _lengths(vectors: NDArray[np.float32]) -> Floats:
