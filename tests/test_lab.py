@@ -324,7 +324,7 @@ def test_the_command_changes_settings(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-@pytest.mark.parametrize(("name", "unknown"), [("language_model", 1), ("majority", 3), ("bert_no_norm", 0)])
+@pytest.mark.parametrize(("name", "unknown"), [("language_model", 1), ("majority", 9), ("bert_no_norm", 0)])
 def test_a_seed_that_diverges_is_said_and_shows_nothing(name, unknown, tmp_path, data, monkeypatch):
     home = "training.majority_task" if name == "majority" else f"experiments.{name}"
     module = importlib.import_module(f"normscope_lab.{home}")

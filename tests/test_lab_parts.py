@@ -4,7 +4,6 @@ import gzip
 import itertools
 import pickle
 import struct
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from normscope_lab.loaders.images import read_images
 from normscope_lab.loaders.parallel import read_parallel
 from normscope_lab.loaders.plain_texts import whole_text
 from normscope_lab.training.key_inputs import in_plane, seen_by, unselectable
-from normscope_lab.training.majority_task import VARIANTS, Majority, OnlyScaling, random_partition, sequences
+from normscope_lab.training.majority_task import VARIANTS, WITHOUT_SHORT, Batches, Majority, loss_of, sequences
 from normscope_lab.training.training_loop import cosine_decay, linear_decay, root_decay
 from normscope_lab.training.transformer import Attention, Block, DecoderBlock, FeedForward
 from normscope_lab.training.translation_model import BEGIN, END, PAD, Translator, translated
@@ -162,39 +161,65 @@ def test_files_are_known_by_content_wherever_they_lie(tmp_path):
     assert one == other != third
 
 
-def test_partitions_are_equally_likely():
-    draw = np.random.default_rng(0)
-    seen = Counter(tuple(random_partition(6, 3, draw).tolist()) for _ in range(7000))
-    assert set(seen) == {(6,), (5, 1), (4, 2), (3, 3), (4, 1, 1), (3, 2, 1), (2, 2, 2)}
-    assert max(abs(count - 1000) for count in seen.values()) < 150  # five standard deviations
-
-
 def test_sequences_have_the_lead_they_say():
     settings = {"length": 30, "classes": 6, "samples": 200, "lead": 6}
-    tokens, target = sequences(settings, seed=3)
-    for sequence, leader in zip(tokens, target, strict=True):
-        counts = sorted(torch.bincount(sequence, minlength=6).tolist())
-        assert torch.bincount(sequence).argmax() == leader
-        assert counts[-1] - counts[-2] >= 6
+    counts, target = sequences(settings, seed=3)
+    assert (counts.sum(1) == 30).all()
+    assert (counts.argmax(1) == target).all()
+    ordered = counts.sort(1).values
+    assert (ordered[:, -1] - ordered[:, -2] >= 6).all()
     again, _ = sequences(settings, seed=3)
     other, _ = sequences(settings, seed=4)
-    assert torch.equal(tokens, again)
-    assert not torch.equal(tokens, other)
+    assert torch.equal(counts, again)
+    assert not torch.equal(counts, other)
 
 
-def test_without_projection_is_a_vector_of_length_one_over_root_d():
-    x = torch.randn(5, 8, dtype=torch.float64)
-    torch.testing.assert_close(OnlyScaling(8)(x), x / x.norm(dim=-1, keepdim=True) / 8**0.5)
+def test_sequences_are_drawn_again_where_there_are_few_and_refused_where_there_are_none():
+    counts, _ = sequences({"length": 3, "classes": 2, "samples": 50, "lead": 1}, seed=0)
+    assert {tuple(sorted(row)) for row in counts.int().tolist()} == {(1, 2)}
+    with pytest.raises(ValueError, match="lead must leave a partition of 3 into at most 2 parts, got 3"):
+        sequences({"length": 3, "classes": 2, "samples": 5, "lead": 3}, seed=0)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_queries_and_keys_give_the_scores_of_attention(variant):
+def test_loss_and_gradient_on_counts_are_those_at_every_token(variant):
     torch.manual_seed(0)
+    counts, target = sequences({"length": 30, "classes": 6, "samples": 40, "lead": 6}, seed=0)
     model = Majority(6, 4, variant).double()
-    given = model.block.norm1(model.embedding.weight)
-    attention = model.block.attention
-    scores = attention.query(given) @ attention.key(given).T / 4**0.5
-    torch.testing.assert_close(model.queries() @ model.keys().T, scores)
+    tokens = torch.stack([torch.repeat_interleave(torch.arange(6), row.long()) for row in counts])
+    slow = nn.functional.cross_entropy(model.at_tokens(tokens).flatten(0, 1), target.repeat_interleave(30))
+    fast = loss_of(model, counts.double(), target)
+    torch.testing.assert_close(fast, slow)
+    parameters = list(model.parameters())
+    for one, other in zip(torch.autograd.grad(fast, parameters), torch.autograd.grad(slow, parameters), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_keys_have_the_length_and_the_projection_of_their_variant(variant):
+    torch.manual_seed(0)
+    keys = Majority(6, 8, variant).double().keys().detach()
+    expected = 8**-0.5 if "1/√d" in variant else 8**0.5
+    torch.testing.assert_close(keys.norm(dim=-1), torch.full((6,), expected, dtype=torch.float64))
+    assert (keys.sum(-1).abs().max() < 1e-9) == variant.startswith("with ")
+
+
+def test_the_published_norm_without_projection_is_x_over_its_length_and_root_d():
+    model = Majority(6, 8, WITHOUT_SHORT).double()
+    x = model.embedding.detach()
+    torch.testing.assert_close(model.keys().detach(), x / x.norm(dim=-1, keepdim=True) / 8**0.5)
+
+
+def test_batches_hold_every_sample_once_in_an_epoch_and_resume():
+    torch.manual_seed(0)
+    batches = Batches(10, 4)
+    first = [batches.next() for _ in range(3)]
+    assert [len(batch) for batch in first] == [4, 4, 2]
+    assert sorted(torch.cat(first).tolist()) == list(range(10))
+    batches.next()
+    resumed = Batches(10, 4)
+    resumed.load_state_dict(batches.state_dict())
+    assert torch.equal(resumed.next(), batches.next())
 
 
 @pytest.mark.parametrize("norm_first", [True, False])

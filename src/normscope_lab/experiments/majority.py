@@ -1,9 +1,11 @@
-"""Majority with and without the projection of LayerNorm: how fast it is learned, and where queries point.
+"""Majority, learned with and without the projection of LayerNorm, at two lengths of keys: loss, accuracy, angles.
 
-Brody et al. 2023, figures 2 and 3: with projection a training loss of 0.2 at about 5,000 steps and queries that turn
-towards (1, …, 1); without it three times as many steps, and queries that turn away.
+Brody et al. 2023, figures 2 and 3: with projection the model learns faster, and its queries turn towards (1, …, 1). The
+two norms that the paper compares differ in the length of their outputs too, √d and 1/√d. So three questions are asked:
+the comparison as published, projection at each length, and length with and without projection.
 """
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,19 +13,42 @@ import numpy as np
 
 from normscope_lab.engine.cell_state import CellState
 from normscope_lab.engine.experiment import Cell, Experiment, Settings
-from normscope_lab.engine.statistics import paired_difference
+from normscope_lab.engine.statistics import Interval, paired_difference
 from normscope_lab.engine.tidy_rows import BANDS, Row, column, draw_curve
 from normscope_lab.results.reproduction import Finding
-from normscope_lab.training.majority_task import DIFFERENT, VARIANTS, trained
+from normscope_lab.training.majority_task import (
+    LONG,
+    PUBLISHED,
+    SHORT,
+    VARIANTS,
+    WITH_LONG,
+    WITH_SHORT,
+    WITHOUT_LONG,
+    WITHOUT_SHORT,
+    trained,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 REACHED = 0.2  # the training loss whose steps the paper counts
+INTERVAL = "95% interval of the paired difference over seeds"
+NOT_PUBLISHED = "not in the paper"
+QUESTIONS = (  # claim, what the paper says, the variant said to be faster, the other
+    (
+        "as published (projection and length √d against neither)",
+        "about 5,000 steps, and 3 times as many without",
+        *PUBLISHED,
+    ),
+    (f"projection alone, keys of length {LONG}", NOT_PUBLISHED, WITH_LONG, WITHOUT_LONG),
+    (f"projection alone, keys of length {SHORT}", NOT_PUBLISHED, WITH_SHORT, WITHOUT_SHORT),
+    ("longer keys alone, with projection", NOT_PUBLISHED, WITH_LONG, WITH_SHORT),
+    ("longer keys alone, without projection", NOT_PUBLISHED, WITHOUT_LONG, WITHOUT_SHORT),
+)
 
 
 class MajorityLearned(Experiment):
-    what = "loss, accuracy and angle of queries while majority is learned, with and without projection"
+    what = "loss, accuracy and angle of queries while majority is learned: projection and length of keys taken apart"
     source = "Brody et al. 2023, fig. 2, 3"
     seeds: ClassVar = {"quick": 6, "paper": 10}
     variants = VARIANTS
@@ -38,69 +63,67 @@ class MajorityLearned(Experiment):
         "steps": 17_000,
         "decay_steps": 140_000,
         "epoch": 100,
-        "every": 10,
+        "every": 50,
     }
-    quick: ClassVar = {"batch": 256, "learning_rate": 1e-2, "steps": 2000, "decay_steps": 16_000}
+    unpublished: ClassVar = ("every",)
+    quick: ClassVar = {"batch": 256, "learning_rate": 1e-2, "steps": 2000, "decay_steps": 16_000, "every": 10}
 
     def run(self, cell: Cell, state: CellState) -> list[Row]:
         rows, _ = trained(cell.settings, cell.seed, state)
         return rows
 
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:
-        differences = self.differences(settings, rows, DIFFERENT)
-        steps, epoch = settings["steps"], settings["epoch"]
-        needed = [_steps_needed(rows, variant, steps) for variant in VARIANTS]
-        slower = paired_difference(needed[1], needed[0])
-        (with_it, half), (without, more) = (_middle(values, steps) for values in needed)
-        when = _epoch_at(with_it, settings)
-        ratio = "" if half else f" ({'at least ' * more}{without / with_it:.1f} times)"
-        medians = [f"{'at least ' * short}{middle:,.0f}" for middle, short in ((with_it, half), (without, more))]
-        accuracy = [column(rows, "test_accuracy", variant=variant, step=when) for variant in VARIANTS]
+        differences, steps = self.differences(settings, rows), settings["steps"]
+        needed = {variant: _steps_needed(rows, variant, steps) for variant in VARIANTS}
+        return [
+            *(_faster(*question, needed, steps, differences) for question in QUESTIONS),
+            self._accuracy(settings, rows, needed, differences),
+            *(self._angle(settings, rows, *question, differences) for question in QUESTIONS[:3]),
+        ]
+
+    def _accuracy(
+        self, settings: Settings, rows: Sequence[Row], needed: dict[str, list[float]], differences: str
+    ) -> Finding:
+        middle, half = _middle(needed[PUBLISHED[0]], settings["steps"])
+        when = _epoch_at(middle, settings)
+        accuracy = [column(rows, "test_accuracy", variant=variant, step=when) for variant in PUBLISHED]
         better = paired_difference(*accuracy)
+        return Finding(
+            f"as published: when the loss is {REACHED} with projection, its test accuracy is higher",
+            "about 0.93 with, 0.85 without, at 5,000 steps",
+            f"{np.mean(accuracy[0]):.3f} with, {np.mean(accuracy[1]):.3f} without at {when:,} steps; by {better}"
+            + "; but half of the seeds with projection did not reach that loss" * half,
+            None if half else better.above(),
+            f"{INTERVAL} above 0",
+            differences,
+        )
+
+    def _angle(
+        self, settings: Settings, rows: Sequence[Row], question: str, paper: str, one: str, other: str, differences: str
+    ) -> Finding:
+        ends = (settings["epoch"], settings["steps"])
         angles = {
             (variant, step): column(rows, "angle", variant=variant, step=step)
-            for variant in VARIANTS
-            for step in (epoch, steps)
+            for variant in (one, other)
+            for step in ends
         }
-        apart = paired_difference(angles[VARIANTS[1], steps], angles[VARIANTS[0], steps])
-        turned = [
-            " to ".join(f"{np.mean(angles[variant, step]):.1f}°" for step in (epoch, steps)) for variant in VARIANTS
-        ]
-        missed = [sum(each > steps for each in values) for values in needed]
-        counts = f"; not reached at the end by {missed[0]} seeds with and {missed[1]} without" * any(missed)
-        interval = "95% interval of the paired difference over seeds"
-        return [
-            Finding(
-                f"with projection a training loss of {REACHED} takes fewer steps",
-                "about 5,000 steps, and 3 times as many without",
-                f"median {medians[0]} steps with, {medians[1]} without{ratio}; more by {slower}{counts}",
-                slower.above(),
-                f"{interval} above 0; runs that did not reach it count as one step after the last",
-                differences,
-            ),
-            Finding(
-                f"when the loss is {REACHED} with projection, its test accuracy is higher",
-                "about 0.93 with, 0.85 without, at 5,000 steps",
-                f"{np.mean(accuracy[0]):.3f} with, {np.mean(accuracy[1]):.3f} without at {when:,} steps; by {better}"
-                + "; but half of the seeds with projection did not reach that loss" * half,
-                None if half else better.above(),
-                f"{interval} above 0",
-                differences,
-            ),
-            Finding(
-                "queries end nearer to (1, …, 1) with projection",
-                "mean angle falls to about 10° with, rises to about 82° without",
-                f"from {turned[0]} with, from {turned[1]} without, at {epoch:,} and {steps:,} steps; apart by {apart}",
-                apart.above(),
-                f"{interval} above 0",
-                differences,
-            ),
-        ]
+        apart = paired_difference(angles[other, ends[1]], angles[one, ends[1]])
+        turned = [" to ".join(f"{np.mean(angles[variant, step]):.1f}°" for step in ends) for variant in (one, other)]
+        return Finding(
+            f"{question}: queries end nearer to (1, …, 1) with projection",
+            NOT_PUBLISHED
+            if paper == NOT_PUBLISHED
+            else "mean angle falls to about 10° with, rises to about 82° without",
+            f"from {turned[0]} with, from {turned[1]} without, at {ends[0]:,} and {ends[1]:,} steps; apart by {apart}",
+            apart.above(),
+            f"{INTERVAL} above 0",
+            differences,
+        )
 
     def pictures(self, settings: Settings, rows: Sequence[Row]) -> "dict[str, Figure]":
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(12, 3.8), dpi=150, layout="constrained")
+        figure = Figure(figsize=(12, 4.2), dpi=150, layout="constrained")
         shown = {"loss": "training loss", "test_accuracy": "test accuracy", "angle": "mean angle to (1, …, 1) (°)"}
         for ax, (name, label) in zip(figure.subplots(1, 3), shown.items(), strict=True):
             for variant in VARIANTS:
@@ -109,10 +132,42 @@ class MajorityLearned(Experiment):
             ax.grid(alpha=0.3)
         figure.axes[0].set_yscale("log")
         figure.axes[0].axhline(REACHED, color="gray", linewidth=0.8, linestyle="--", label=f"a loss of {REACHED}")
-        for ax in figure.axes:
-            ax.legend(fontsize=8)
-        figure.suptitle(f"Majority with and without projection: {BANDS}")
+        figure.axes[0].legend(fontsize=7)
+        figure.suptitle(f"Majority with and without projection, keys of two lengths: {BANDS}")
         return {"majority": figure}
+
+
+def _faster(
+    question: str, paper: str, one: str, other: str, needed: dict[str, list[float]], steps: int, differences: str
+) -> Finding:
+    """Whether one variant takes fewer steps than another, by the ratio of their steps."""
+    ratio = paired_difference(*([math.log(each) for each in needed[variant]] for variant in (other, one)))
+    medians = [
+        f"{'at least ' * short}{middle:,.0f}"
+        for middle, short in (_middle(needed[variant], steps) for variant in (one, other))
+    ]
+    missed = [sum(not each <= steps for each in needed[variant]) for variant in (one, other)]
+    counts = f"; not reached at the end by {missed[0]} and {missed[1]} seeds" * any(missed)
+    return Finding(
+        f"{question}: a training loss of {REACHED} takes fewer steps",
+        paper,
+        f"median {medians[0]} steps, {medians[1]} in the other; {_times(ratio)}{counts}",
+        ratio.above(),
+        f"{INTERVAL} of log steps above 0; seeds that did not reach it count as one step after the last",
+        differences,
+    )
+
+
+def _times(ratio: Interval) -> str:
+    """An interval of log ratios as one of ratios.
+
+    >>> _times(Interval(math.log(2), 0.0, math.log(4), 3)), _times(Interval(0.0, -math.inf, math.inf, 1))
+    ('2 times as many [1, 4]', '1 times as many, of one seed')
+    """
+    if math.isnan(ratio.mean):
+        return str(ratio)
+    mean, low, high = (f"{math.exp(min(each, 700.0)):.3g}" for each in (ratio.mean, ratio.low, ratio.high))
+    return f"{mean} times as many" + (", of one seed" if ratio.count < 2 else f" [{low}, {high}]")
 
 
 def _steps_needed(rows: Sequence[Row], variant: str, steps: int) -> list[float]:

@@ -15,7 +15,7 @@ from normscope_lab.engine.experiment import Cell, Experiment, Settings
 from normscope_lab.engine.statistics import paired_difference
 from normscope_lab.engine.tidy_rows import Row, column, few_ticks
 from normscope_lab.results.reproduction import Finding
-from normscope_lab.training.majority_task import DIFFERENT, VARIANTS, trained
+from normscope_lab.training.majority_task import PUBLISHED, trained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +30,7 @@ class MajorityInSpace(Experiment):
     what = "keys and queries of majority in three dimensions, with and without projection"
     source = "Brody et al. 2023, fig. 1a, 1b"
     seeds: ClassVar = {"quick": 5, "paper": 10}
-    variants = VARIANTS
+    variants = PUBLISHED
     paper: ClassVar = {
         "samples": 6000,
         "length": 30,
@@ -60,11 +60,11 @@ class MajorityInSpace(Experiment):
         return rows
 
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:
-        differences = self.differences(settings, rows, DIFFERENT)
+        differences = self.differences(settings, rows)
         seeds = sorted({int(row["seed"] or 0) for row in rows})
-        off = [[_off_circle(_vectors(rows, variant, seed, "key")) for seed in seeds] for variant in VARIANTS]
+        off = [[_off_circle(_vectors(rows, variant, seed, "key")) for seed in seeds] for variant in PUBLISHED]
         last = settings["steps"] // settings["epoch"] * settings["epoch"]
-        angles = [column(rows, "angle", variant=variant, step=last) for variant in VARIANTS]
+        angles = [column(rows, "angle", variant=variant, step=last) for variant in PUBLISHED]
         apart = paired_difference(angles[1], angles[0])
         return [
             Finding(
@@ -89,7 +89,7 @@ class MajorityInSpace(Experiment):
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(10, 4.8), dpi=150, layout="constrained")
-        for number, variant in enumerate(VARIANTS, start=1):
+        for number, variant in enumerate(PUBLISHED, start=1):
             ax = figure.add_subplot(1, 2, number, projection="3d")
             keys, queries = _drawn(rows, variant)
             ax.scatter(*keys.T, color="#4c72b0", label="keys")
@@ -107,8 +107,8 @@ class MajorityInSpace(Experiment):
         import plotly.graph_objects as go
         from plotly.subplots import make_subplots
 
-        figure = make_subplots(1, 2, specs=[[{"type": "scene"}] * 2], subplot_titles=VARIANTS)
-        for number, variant in enumerate(VARIANTS, start=1):
+        figure = make_subplots(1, 2, specs=[[{"type": "scene"}] * 2], subplot_titles=PUBLISHED)
+        for number, variant in enumerate(PUBLISHED, start=1):
             keys, queries = _drawn(rows, variant)
             lines = np.stack([np.zeros_like(queries), queries, np.full_like(queries, np.nan)], axis=1).reshape(-1, 3)
             for name, points, look in (

@@ -3,109 +3,151 @@
 Attending to all tokens equally solves it. After LayerNorm all keys are orthogonal to (1, …, 1), so a query along that
 line attends to all of them equally; without the projection there is no such direction for free [1].
 
+All tokens of a class are alike and there are no positions, so a sequence is its counts n of classes. Attention from
+class c, and the mean loss over all tokens, are
+
+    Σⱼ nⱼ exp(s_cj) vⱼ / Σⱼ nⱼ exp(s_cj)        Σ_c n_c loss_c / Σ_c n_c
+
+The published comparison changes two things at once: LayerNorm gives keys of length √d, and the norm without projection
+that it is compared with, x/|x|/√d, keys of length 1/√d, for which scores are d² times smaller. Here are all four.
+
 [1] Brody et al., On the Expressivity Role of LayerNorm in Transformers' Attention, ACL Findings 2023.
 """
 
-from functools import cache
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cosine_similarity, cross_entropy
+from torch.nn.functional import cosine_similarity, cross_entropy, scaled_dot_product_attention
 
+from normscope.errors import InputError
 from normscope.nn import Norm
 from normscope_lab.engine.cell_state import CellState
 from normscope_lab.engine.experiment import Settings
 from normscope_lab.engine.tidy_rows import Row
-from normscope_lab.training.training_loop import best_device, descend, hits, in_parts, linear_decay, train
-from normscope_lab.training.transformer import Attention, Block, FeedForward
+from normscope_lab.training.training_loop import best_device, descend, linear_decay, train
 
-VARIANTS = ("with projection", "without projection")
+LONG, SHORT = "√d", "1/√d"  # lengths of the keys
+VARIANTS = tuple(f"{side} projection, keys of length {size}" for size in (LONG, SHORT) for side in ("with", "without"))
+WITH_LONG, WITHOUT_LONG, WITH_SHORT, WITHOUT_SHORT = VARIANTS
+PUBLISHED = (WITH_LONG, WITHOUT_SHORT)  # the variants that the paper compares
 PER_PARTITION = 10  # sequences that share their counts
-DIFFERENT = (
-    "counts of classes uniform among their partitions (the paper: partitions as a search meets them), batches drawn "
-    "with replacement (the paper: by epochs), maps of attention begun as torch begins them (the paper: Xavier's way)"
-)
 TRAINING = 0.8  # the share of the sequences that is trained on
 
 
 class Majority(nn.Module):
-    """One transformer layer of one head; its scores are products with the embedding."""
+    """One transformer layer of one head, initialised as torch's own; its scores are products with the embedding."""
 
     def __init__(self, classes: int, width: int, variant: str) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(classes, width)
-        norm = Norm(width, affine=False, eps=0.0) if variant == VARIANTS[0] else OnlyScaling(width)
-        feed_forward = FeedForward(width, width, nn.ReLU())
-        self.block = Block(Attention(width, 1, bias=False), feed_forward, norm, Norm(width, eps=0.0))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        scores: Tensor = self.block(self.embedding(tokens)) @ self.embedding.weight.T
-        return scores
+        self.width = width
+        self.shrink = 1.0 if variant in (WITH_LONG, WITHOUT_LONG) else 1.0 / width
+        self.embedding = nn.Parameter(torch.randn(classes, width))
+        self.norm = Norm(width, project=variant in (WITH_LONG, WITH_SHORT), affine=False, eps=0.0)
+        self.maps = nn.Parameter(nn.init.xavier_uniform_(torch.empty(3 * width, width)))  # queries, keys, values
+        self.out = nn.Linear(width, width)
+        nn.init.zeros_(self.out.bias)
+        self.norm2 = Norm(width, eps=0.0)
+        self.feed_forward = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
 
     def keys(self) -> Tensor:
         """What the attention is given for each class, (classes, width)."""
-        given: Tensor = self.block.norm1(self.embedding.weight)
+        given: Tensor = self.norm(self.embedding) * self.shrink
         return given
 
     def queries(self) -> Tensor:
         """For each class, the vector whose products with `keys` are its scores in attention, (classes, width)."""
-        attention = self.block.attention
-        width = self.embedding.embedding_dim
-        turned: Tensor = self.keys() @ attention.query.weight.T @ attention.key.weight / width**0.5
+        query, key, _ = self.maps.chunk(3)
+        turned: Tensor = self.keys() @ query.T @ key / self.width**0.5
         return turned
 
+    def forward(self, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """For each class that a sequence has: the scores of one such token, its sequence, and how many there are."""
+        scores = self.queries() @ self.keys().T
+        weights = (scores - scores.amax(1, keepdim=True).detach()).exp().T  # (key, query)
+        values = self.keys() @ self.maps.chunk(3)[2].T
+        summands = torch.cat([values, torch.ones_like(values[:, :1])], 1)  # the denominator as one more channel
+        mixed = counts @ (weights[:, :, None] * summands[:, None, :]).flatten(1)
+        there = counts.flatten().nonzero()[:, 0]  # (sequence, class) as one number
+        mixed = mixed.view(-1, self.width + 1)[there]
+        tokens = self.embedding[there % len(self.embedding)]
+        scores = self._after(tokens, mixed[:, :-1] / mixed[:, -1:])
+        return scores, there // len(self.embedding), counts.flatten()[there]
 
-class OnlyScaling(nn.Module):
-    """x/|x|/√d, the paper's norm without projection."""
+    def at_tokens(self, tokens: Tensor) -> Tensor:
+        """The scores at every token (sequences, length), computed token by token."""
+        query, key, value = (self.keys()[tokens] @ self.maps.T).chunk(3, -1)
+        return self._after(self.embedding[tokens], scaled_dot_product_attention(query, key, value))
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.width = width
-        self.norm = Norm(width, project=False, affine=False, eps=0.0)
+    def _after(self, x: Tensor, mixed: Tensor) -> Tensor:
+        x = x + self.out(mixed)
+        scores: Tensor = (x + self.feed_forward(self.norm2(x))) @ self.embedding.T
+        return scores
 
-    def forward(self, x: Tensor) -> Tensor:
-        scaled: Tensor = self.norm(x) / self.width
-        return scaled
+
+class Batches:
+    """The numbers below `count` in random order, batch by batch, and again; its state can be saved."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.count, self.size, self.order = count, size, torch.empty(0, dtype=torch.int64)
+
+    def next(self) -> Tensor:
+        if not len(self.order):
+            self.order = torch.randperm(self.count)
+        batch, self.order = self.order[: self.size], self.order[self.size :]
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"order": self.order.clone()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.order = state_dict["order"]
 
 
 def trained(settings: Settings, seed: int, state: CellState) -> tuple[list[Row], Majority]:
     """Train one variant: every few steps a row with its loss, and after each epoch its accuracy and angles."""
     device = best_device()
-    tokens, target = (part.to(device) for part in sequences(settings, seed))
-    parting = int(TRAINING * len(tokens))
+    counts, target = (part.to(device) for part in sequences(settings, seed))
+    parting = int(TRAINING * len(counts))
     model = Majority(settings["classes"], settings["width"], settings["variant"]).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings["learning_rate"])
-    schedule = linear_decay(optimizer, settings["decay_steps"])
+    schedule, batches = linear_decay(optimizer, settings["decay_steps"]), Batches(parting, settings["batch"])
 
     def epoch(number: int) -> list[Row]:
         rows, losses = [], []
         for step in range(number * settings["epoch"] + 1, (number + 1) * settings["epoch"] + 1):
-            batch = torch.randint(parting, (settings["batch"],)).to(device)
-            loss = loss_of(model, tokens[batch], target[batch])
+            batch = batches.next().to(device)
+            loss = loss_of(model, counts[batch], target[batch])
             losses.append(descend(loss, optimizer, schedule))
             if step % settings["every"] == 0:
                 rows.append({**place, "step": step, "loss": sum(losses) / len(losses)})
                 losses = []
-        rows[-1] |= judged(model, tokens[parting:], target[parting:])
+        rows[-1] |= judged(model, counts[parting:], target[parting:])
         return rows
 
     place: Row = {"variant": settings["variant"], "seed": seed}
-    return train(state, (model, optimizer, schedule), settings["steps"] // settings["epoch"], epoch), model
+    parts = (model, optimizer, schedule, batches)
+    return train(state, parts, settings["steps"] // settings["epoch"], epoch), model
 
 
-def loss_of(model: Majority, tokens: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy at every token."""
-    return cross_entropy(model(tokens).flatten(0, 1), target.repeat_interleave(tokens.shape[1]))
+def loss_of(model: Majority, counts: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy, the mean over all tokens."""
+    scores, sequence, many = model(counts)
+    loss: Tensor = (many * cross_entropy(scores, target[sequence], reduction="none")).sum() / many.sum()
+    return loss
 
 
 @torch.no_grad()
-def judged(model: Majority, tokens: Tensor, target: Tensor) -> Row:
+def judged(model: Majority, counts: Tensor, target: Tensor) -> Row:
     """Accuracy over the tokens of unseen sequences, and the mean angle of their queries."""
-    right = torch.cat([hits(model(part), goal[:, None]) for part, goal in in_parts(tokens, target, 4096)])
-    angles = angle_to_ones(model.queries())[tokens]
-    return {"test_accuracy": right.mean().item(), "angle": angles.mean().item()}
+    scores, sequence, many = model(counts)
+    right = (many * (scores.argmax(-1) == target[sequence])).sum() / many.sum()
+    frequencies = counts.sum(0)
+    angle = (angle_to_ones(model.queries()) * frequencies).sum() / frequencies.sum()
+    finite = bool(scores.isfinite().all())
+    return {"test_accuracy": right.item() if finite else float("nan"), "angle": angle.item()}
 
 
 def angle_to_ones(vectors: Tensor) -> Tensor:
@@ -119,48 +161,41 @@ def angle_to_ones(vectors: Tensor) -> Tensor:
 
 
 def sequences(settings: Settings, seed: int) -> tuple[Tensor, Tensor]:
-    """Tokens (samples, length) and the class (samples,) that leads by `lead` or more in each.
+    """Counts (samples, classes) and the class (samples,) that leads by `lead` or more in each.
 
-    Counts are uniform among the partitions of the length into at most `classes` parts that have such a lead.
+    Partitions of the length are those that a depth-first search meets, as in the paper's code.
     """
     length, classes, samples = settings["length"], settings["classes"], settings["samples"]
     draw = np.random.default_rng([seed, length, classes])
-    tokens, target = np.empty((samples, length), np.int64), np.empty(samples, np.int64)
+    counts, target = np.zeros((samples, classes), np.float32), np.empty(samples, np.int64)
     row = 0
-    while row < samples:
-        counts = random_partition(length, classes, draw)
-        if len(counts) == 1 or counts[0] - counts[1] < settings["lead"]:
-            continue
-        for _ in range(min(PER_PARTITION, samples - row)):
-            named = draw.permutation(classes)[: len(counts)]
-            tokens[row], target[row] = np.repeat(named, counts), named[0]
-            row += 1
+    while row < samples:  # once, unless there are fewer partitions than are needed
+        for parts in _partitions(length, 1, classes, draw):
+            if len(parts) == 1 or parts[-1] - parts[-2] < settings["lead"]:
+                continue
+            for _ in range(min(PER_PARTITION, samples - row)):
+                named = draw.permutation(classes)[: len(parts)]
+                counts[row, named], target[row] = parts, named[-1]
+                row += 1
+            if row == samples:
+                break
+        if row == 0:
+            raise InputError(
+                f"lead must leave a partition of {length} into at most {classes} parts, got {settings['lead']}"
+            )
     order = draw.permutation(samples)
-    return torch.from_numpy(tokens[order]), torch.from_numpy(target[order])
+    return torch.from_numpy(counts[order]), torch.from_numpy(target[order])
 
 
-def random_partition(total: int, most: int, draw: np.random.Generator) -> NDArray[np.int64]:
-    """Whole numbers in descending order that add up to `total`, at most `most` of them, all such equally likely.
+def _partitions(total: int, least: int, most: int, draw: np.random.Generator) -> Iterator[list[int]]:
+    """Parts of at least `least` in ascending order that add up to `total`, at most `most`: depth first, at random.
 
-    >>> random_partition(3, 1, np.random.default_rng(0))
-    array([3])
+    >>> sorted(_partitions(5, 1, 3, np.random.default_rng(0)))
+    [[1, 1, 3], [1, 2, 2], [1, 4], [2, 3], [5]]
     """
-    columns: list[int] = []  # of the Young diagram: a partition into at most `most` parts, read the other way
-    while total:
-        columns.append(1 + int(np.searchsorted(_shares(total, columns[-1] if columns else most), draw.random())))
-        total -= columns[-1]
-    parts: NDArray[np.int64] = (np.array(columns)[:, None] > np.arange(columns[0])).sum(axis=0)
-    return parts
-
-
-@cache
-def _shares(total: int, largest: int) -> NDArray[np.float64]:
-    """Of the ways to write `total` as a sum of numbers up to `largest`, the share whose largest is 1, up to 2, …"""
-    ways = [_ways(total - size, size) for size in range(1, min(largest, total) + 1)]
-    return np.cumsum(np.array(ways, float)) / sum(ways)
-
-
-@cache
-def _ways(total: int, largest: int) -> int:
-    """How many ways there are to write `total` as a sum of numbers up to `largest`, the order left aside."""
-    return 1 if total == 0 else sum(_ways(total - size, size) for size in range(1, min(largest, total) + 1))
+    if total == 0:
+        yield []
+    elif most and total >= least:
+        for part in draw.permutation(np.arange(least, total + 1)).tolist():
+            for rest in _partitions(total - part, part, most - 1, draw):
+                yield [part, *rest]
