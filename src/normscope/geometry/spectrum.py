@@ -54,7 +54,7 @@ class Spectrum:
 
     def vectors(self, which: NDArray[np.intp]) -> Floats:
         """Unit left singular vectors of the given indices, one a row: (len(which), N)."""
-        from normscope.geometry.vectors import fill_root_vectors, fill_tie_vectors
+        from normscope.geometry.axis_vectors import fill_root_vectors, fill_tie_vectors
 
         rows = np.empty((len(which), len(self._gain)))
         pole, contrast = self._pole[which], self._contrast[which]
