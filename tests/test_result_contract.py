@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 from dataclasses import dataclass, field
 from pkgutil import iter_modules
@@ -103,6 +104,7 @@ def test_a_file_gives_back_what_was_saved(tmp_path):
     with pytest.raises(FileExistsError, match="exists"):
         TOY.save(path)
     TOY.save(path, force=True)
+    assert path.read_bytes() == TOY.to_bytes() == again.to_bytes()
     with pytest.raises(InputError, match=r"must end in \.safetensors"):
         TOY.save(tmp_path / "towns.json")
 
@@ -133,6 +135,7 @@ def altered(**changes):
         (altered(notes={"seconds": "x"}), "seconds must be float"),
         (altered(towns=[]), "towns.0.rain' is no part"),
     ],
+    ids=itertools.count(),
 )
 def test_damaged_and_forged_files_are_refused_in_one_line(content, message):
     with pytest.raises(InputError, match=message) as caught:

@@ -84,11 +84,17 @@ class Result:
         write_whole(self.to_bytes(), target)
 
     def to_bytes(self) -> bytes:
-        """What `save` writes."""
+        """What `save` writes: the same bytes for the same result."""
         from safetensors.numpy import save
 
         text = json.dumps(self.to_dict(), allow_nan=False)
-        return save(dict(_arrays(self, self.kind)), metadata={"format": FORMAT, "result": text})
+        content = save(dict(_arrays(self, self.kind)))
+        size = int.from_bytes(content[:8], "little")
+        # The metadata are written here: the library would put them in an order that differs from run to run.
+        parts = {"__metadata__": {"format": FORMAT, "result": text}, **json.loads(content[8 : 8 + size])}
+        header = json.dumps(parts, separators=(",", ":")).encode()
+        header += b" " * (-len(header) % 8)
+        return len(header).to_bytes(8, "little") + header + content[8 + size :]
 
     def plot(self) -> Any:
         """A picture, as a matplotlib figure."""
