@@ -156,7 +156,7 @@ def command(
 
     Adds --json, --csv and --all; -o (with `saves`) and --force; --html (with `page`); --picture (with `picture`). A
     command that `resumes` takes the path of -o as its argument `resume`, and saves there by itself. A command with an
-    argument `keep` is told in it whether the result will be saved. The exit code is 1 where a certificate does not hold.
+    argument `keep` is told whether the result will be saved. The exit code is 1 where a certificate does not hold.
     """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., None]:
