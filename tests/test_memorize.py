@@ -43,8 +43,8 @@ def test_any_samples_are_memorised_and_certified(seed, count, classes, channels)
     assert net.float_right == count
     assert (net.network.predict(samples) == labels).all()
     assert right(net, samples, labels) == count
-    assert net.depth <= net.most
-    assert net.least is None or net.depth >= net.least
+    assert net.depth <= net.paper_depth
+    assert net.least_depth is None or net.depth >= net.least_depth
 
 
 def test_the_module_is_plain_torch():
@@ -75,7 +75,7 @@ def test_a_hundred_random_labels(dtype, eps):
 def test_many_classes():
     samples, labels = random_task(5, 80, 10)
     net = memorize(samples, labels)
-    assert (net.certified, len(net.classes), net.least) == (80, 10, None)
+    assert (net.certified, len(net.classes), net.least_depth) == (80, 10, None)
 
 
 def test_the_same_seed_gives_the_same_network():
@@ -90,7 +90,7 @@ def test_the_same_seed_gives_the_same_network():
 
 def test_labels_that_are_in_two_pieces_need_no_layer_norm():
     net = memorize([[0.0], [1.0], [2.0]], [False, False, True])
-    assert (net.depth, net.least, net.network.predict([2.0]), net.network.predict([[0.5]]).tolist()) == (
+    assert (net.depth, net.least_depth, net.network.predict([2.0]), net.network.predict([[0.5]]).tolist()) == (
         0,
         0,
         True,
@@ -310,7 +310,7 @@ def test_real_samples(name):
     samples, labels = getattr(datasets, f"load_{name}")(return_X_y=True)
     net = memorize(samples, labels)
     assert (net.certified, net.float_right) == (len(labels), len(labels))
-    assert net.depth < net.most / 10
+    assert net.depth < net.paper_depth / 10
 
 
 def test_public_names_are_functions_whatever_was_imported_before():

@@ -93,7 +93,7 @@ def test_json_follows_its_schema(tmp_path):
     found = json.loads(done.stdout)
     jsonschema.validate(found, Memorized.json_schema())
     assert (found["type"], found["holds"], found["certified"], found["count"]) == ("memorized", True, 30, 30)
-    assert (found["most"], found["width"], found["label_column"]) == (28, 3, "3")
+    assert (found["paper_depth"], found["width"], found["label_column"]) == (28, 3, "3")
     assert [each["label"] for each in found["classes"]] == ["0", "1"]
 
 

@@ -258,14 +258,6 @@ def prepare_shatter(folder: Path) -> list[Path]:
     return [folder / "two.safetensors"]
 
 
-def read_shatter(path: Path) -> str:
-    import normscope
-
-    said = verified(path)
-    normscope.load(path)
-    return said
-
-
 def prepare_network(folder: Path) -> list[Path]:
     import normscope
 
@@ -415,7 +407,7 @@ def prepare_options(folder: Path) -> list[Path]:
     commands = [
         "shatter 1 --points 2 --seed 0",
         "memorize FOLDER/heading.csv --label kind --eps 0 --seed 3 --dtype float64 --method search --seconds 5",
-        "verify FOLDER/fold.safetensors FOLDER/samples.csv --label 2",
+        "verify FOLDER/search.safetensors FOLDER/samples.csv --label 2",
         "separability --text FOLDER/plain.csv",
         "reproduce network-depth --preset quick --set merge=[9] --seeds 0",
         "keys --text sample --at heads --max-keys x",
@@ -455,7 +447,7 @@ READERS = {
     "certificates": Reader("certificates of keys, .safetensors", prepare_certificates, verified, 60),
     "keys": Reader("keys of a model, .safetensors", prepare_keys, verified, 30),
     "vocab": Reader("a result of `vocab`, .safetensors", prepare_vocab, read_vocab, 30),
-    "shatter": Reader("a result of `shatter`, .safetensors", prepare_shatter, read_shatter, 16),
+    "shatter": Reader("a result of `shatter`, .safetensors", prepare_shatter, verified, 16),
     "network": Reader("a result of `memorize`, .safetensors", prepare_network, verified, 150),
     "csv": Reader("samples with labels, .csv", prepare_csv, read_csv, 80),
     "images": Reader("images of the experiments: .npz, binary, pickled, IDX", prepare_images, read_images, 60),

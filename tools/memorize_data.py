@@ -35,7 +35,7 @@ def main(cifar: str) -> None:
                 "classes": len(net.classes),
                 "method": net.method,
                 "depth": net.depth,
-                "paper_bound": net.most,
+                "paper_bound": net.paper_depth,
                 "certified": net.certified,
                 "float_right": net.float_right,
                 "seconds": net.seconds,

@@ -109,7 +109,7 @@ class _Search:
         self.attempts = 0
 
     def by_creases(self) -> Memorized | None:
-        """The best certified network of a few searches: the first that is right in floats; None if all fail."""
+        """The best certified network of a few searches, or the first that is right in floats; None if all fail."""
         from torch import nn
 
         best, most, count = None, -1, len(self._samples.labels)

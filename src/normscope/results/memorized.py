@@ -217,12 +217,12 @@ class Memorized(
         return self.stages[0].runs if self.stages else 0
 
     @property
-    def most(self) -> int:
+    def paper_depth(self) -> int:
         """LayerNorms that projection merge needs at most: samples − classes, m − 2 for two classes."""
         return self.count - len(self.classes)
 
     @property
-    def least(self) -> int | None:
+    def least_depth(self) -> int | None:
         """For two classes: no network that reads the samples from this line has fewer LayerNorms.
 
         A line of r runs takes r ≤ 2^L + 1, as every layer can at most lay the line onto itself once: L ≥ log₂(r − 1).

@@ -9,8 +9,12 @@ SYMBOLS, NAMED = "ox+#%@&=*~", 10
 
 def remarks(result: Memorized) -> Iterator[str]:
     """Its depth, what was certified for which weights, and how it was found."""
-    least = "" if result.least is None else f", and no network that reads this line has fewer than {result.least}"
-    yield f"{_counted(result.depth)} of width {result.width}: projection merge needs up to {result.most}{least}."
+    least = (
+        ""
+        if result.least_depth is None
+        else f", and no network that reads this line has fewer than {result.least_depth}"
+    )
+    yield f"{_counted(result.depth)} of width {result.width}: projection merge needs up to {result.paper_depth}{least}."
     of = "the weights that the module stores"
     if result.exact_network is not None:
         of = f"exact weights of {result.weight_bits} bits, which the module holds rounded to {result.dtype}"
