@@ -64,7 +64,7 @@ def margins(keys: Floats, rows: Ints, queries: Floats, *, earlier: bool = False)
 @dataclass(frozen=True, eq=False)
 class Residuals:
     length: Floats  # |Σλk − kᵢ|
-    right: NDArray[np.bool_]  # whether it is rounding in every channel, with room to spare, and the weights are convex
+    right: NDArray[np.bool_]  # whether every channel is below half of what counts as rounding, and weights are convex
     rounding: Floats  # how far length may be off
 
 
@@ -157,7 +157,7 @@ def _margins_together(sets: Floats, rows: Ints, queries: Floats, earlier: bool) 
 def _scores(centred: Floats, owner: Ints, queries: Floats) -> tuple[tuple[Ints, Ints], Floats]:
     """Scores (m, p, n) of p queries or less for each set (m, n, D), and where those of queries (a, D) are in them.
 
-    Queries come one set after the other; places that none fills are of no account.
+    Queries come one set after the other; places without a query are not used.
     """
     if len(centred) == 1:
         return (owner, np.arange(len(owner))), (queries @ centred[0].T)[None]

@@ -12,7 +12,7 @@ def remarks(result: KeySelection) -> Iterator[str]:
     """Sentences under the tables."""
     pieces = "one sequence" if result.sequences == 1 else f"{result.sequences} sequences"
     if result.rivals == "causal":
-        yield f"Each key is asked at its own position, where it meets the fewest rivals: the keys up to it ({pieces})."
+        yield f"Each key competes at its own position, where it has the fewest rivals: the keys up to it ({pieces})."
     else:
         yield f"A key competes with all keys of its sequence ({pieces})."
     if result.max_keys is not None:

@@ -236,7 +236,7 @@ def _towards_best(rivals, room, used):  # type: ignore[no-untyped-def]
     along = upright / distance if distance > FLAT * rivals.longest else 0.0
     for k in range(len(room.y)):
         room.y[k] = along * room.x[k] + room.h[k]
-    # Inside the ball beyond doubt, so that whoever adds up its squares agrees.
+    # Inside the ball beyond doubt, in whatever order its squares are added up.
     length, most = math.sqrt(dot(room.y, room.y)), 1.0 - (len(room.y) + 8) * 2.0**-51
     if length > most:
         for k in range(len(room.y)):

@@ -1,7 +1,7 @@
 """One problem with reachable queries: the plain question first, then the ellipsoid for the keys that are left.
 
 A key that no query prefers at all is not preferred by a reachable one either, and its weights prove that too. Keys that
-are clearly weighted means of others are no rivals: whoever beats the others beats them.
+are clearly weighted means of others are no rivals: a query that beats the others beats them.
 """
 
 import numpy as np
