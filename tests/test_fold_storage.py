@@ -4,7 +4,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-from importlib.resources import files
 from pathlib import Path
 
 import jsonschema
@@ -34,10 +33,6 @@ def command(*arguments):
     app = typer.Typer()
     app.command()(fold_command)
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def schema(name):
-    return json.loads((files("normscope") / "schemas" / f"{name}.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture

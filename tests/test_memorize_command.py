@@ -2,7 +2,6 @@
 
 import json
 import re
-from importlib.resources import files
 from pathlib import Path
 
 import jsonschema
@@ -17,10 +16,6 @@ from normscope.results.memorized import Memorized
 from normscope.studies.memorize import memorize_file
 
 DOCS = Path(__file__).parent.parent / "docs"
-
-
-def schema(name):
-    return json.loads((files("normscope") / "schemas" / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def text_file(path, text):

@@ -33,7 +33,7 @@ def test_the_installed_package_is_the_one_that_runs(site):
     assert Path(place.strip()) == site / "normscope" / "__init__.py"
 
 
-def test_the_installed_command_inspects_the_bundled_model_and_writes_its_page(site):
+def test_the_installed_command_inspects_the_demo_model_and_writes_its_page(site):
     page = site.parent / "report.html"
     result = json.loads(run_python(site, "-m", "normscope", "inspect", "--json", "--html", str(page)))
     assert len(result["norms"]) == 9
@@ -47,7 +47,7 @@ def test_the_installed_package_finds_the_commands_and_results_of_the_lab(site):
     assert run_python(site, "-c", code).strip() == "normscope_lab.results.axes_speed"
 
 
-def test_the_wheel_carries_types_schemas_and_licence(site):
+def test_the_wheel_carries_types_and_licence(site):
     assert (site / "normscope" / "py.typed").exists()
-    assert (site / "normscope" / "schemas" / "bench_inspect.json").exists()
+    assert (site / "normscope_lab" / "py.typed").exists()
     assert list(site.glob("normscope-*.dist-info/licenses/LICENSE"))
