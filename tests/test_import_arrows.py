@@ -78,6 +78,13 @@ def test_no_file_name_stands_in_two_rooms():
     assert {name: rooms for name, rooms in places.items() if len(rooms) > 1 and tuple(rooms) not in pairs} == {}
 
 
+def test_every_file_that_the_page_names_is_there():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"[\w/]+\.py", page))
+    known = {path.relative_to(ROOT).as_posix() for top in ("src", "tests", "tools") for path in (ROOT / top).rglob("*.py")}
+    assert [name for name in sorted(named) if not any(f"/{path}".endswith(f"/{name}") for path in known)] == []
+
+
 def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
