@@ -81,7 +81,9 @@ def test_no_file_name_stands_in_two_rooms():
 def test_every_file_that_the_page_names_is_there():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     named = set(re.findall(r"[\w/]+\.py", page))
-    known = {path.relative_to(ROOT).as_posix() for top in ("src", "tests", "tools") for path in (ROOT / top).rglob("*.py")}
+    known = {
+        path.relative_to(ROOT).as_posix() for top in ("src", "tests", "tools") for path in (ROOT / top).rglob("*.py")
+    }
     assert [name for name in sorted(named) if not any(f"/{path}".endswith(f"/{name}") for path in known)] == []
 
 
