@@ -137,7 +137,7 @@ def test_what_is_odd_is_named_with_its_number(changes, said):
         ),
         (
             (("frozen scale", 0.5), ("frozen scale", 0.25)),
-            "On held-out inputs, the norm with one fixed number in place of its divisor misses 25% (last) to 50% (first)",
+            "On held-out inputs, the norm with one fixed number in place of its divisor misses 25% (last) to 50%",
         ),
         (
             (("frozen scale", 0.5), ("full", 0.02)),
