@@ -252,7 +252,7 @@ def _ellipsoid_pattern() -> Figure:
     layout = {
         "title": {
             "text": "Its three longest axes<br>"
-            "<sup>points lie inside here; in all axes together they are near the surface</sup>"
+            "<sup>seen along three axes of many, points look further inside than they are</sup>"
         },
         "scene": {**scene, "camera": {"eye": {"x": 1.45, "y": 1.45, "z": 0.85}}},
         "legend": {"orientation": "h", "y": 0, "yanchor": "top"},
