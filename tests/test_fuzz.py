@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from normscope.errors import InputError
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -44,11 +46,11 @@ def ends_badly(how):
 
 
 def refuse_at_length():
-    raise ValueError("x" * 700)
+    raise InputError("x" * 700)
 
 
 def refuse_in_two_lines():
-    raise ValueError("one\ntwo")
+    raise InputError("one\ntwo")
 
 
 def go_on_forever():

@@ -276,3 +276,15 @@ def test_a_line_that_is_too_long_is_cut_and_joined_with_no_other():
     alone = list(text_batches(demo_model(), long.rstrip()))
     assert len(alone) > 1
     assert len(batches) == len(alone) + 1
+
+
+def test_a_text_that_names_a_file_is_refused_with_what_to_do(tmp_path):
+    file = tmp_path / "words.txt"
+    file.write_text("To be, or not to be")
+    message = refusal(ValueError, normscope.inspect, normscope.demo_model(), text=str(file))
+    assert "is the name of a file: give Path(" in message
+    assert normscope.inspect(normscope.demo_model(), text=file).text == "19 characters"
+
+
+def test_only_modules_can_be_captured():
+    assert "model must be a torch module" in refusal(ValueError, normscope.capture, normscope.demo_model())

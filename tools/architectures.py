@@ -158,7 +158,7 @@ def bounded(folder: Path) -> dict:
         "bounded": sum(layer.bounded for layer in found.layers),
         "unbounded": sum(not layer.bounded for layer in found.layers),
         "not_covered": counted(general(missed.reason) for missed in found.not_covered),
-        "verified": found.verified,
+        "holds": found.holds,
     }
 
 

@@ -10,10 +10,10 @@ A case is a small valid file, damaged: bits flipped, bytes cut, moved or replace
 rest put right (JSON values, declared shapes, ranks and dtypes, flags of archives, archives that unpack to gigabytes).
 It depends on the reader, the seed and its number alone, so it can be repeated.
 
-Cases run in a child process that may take so much memory more than it has at first, and so much CPU time a case. What
-counts as right: the file is read, or refused by ValueError or OSError (what the command line turns into one line and
-exit code 2) with a message of one line and at most 600 characters. All else is a finding: another exception, a longer
-message, more memory or time, a process that dies.
+Cases run in a child process with a limit on memory and on CPU time per case. A case is right if the file is read, or
+refused by NormscopeError or OSError (which the command line turns into one line and exit code 2) with a message of one
+line and at most 600 characters. Anything else is a finding: another exception, a longer message, more memory or time,
+a process that dies.
 """
 
 import argparse
@@ -41,6 +41,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from normscope.errors import NormscopeError
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -832,10 +834,8 @@ class Workshop:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
             said, read = self._reader.read(target), True
-        except (ValueError, OSError) as error:
+        except (NormscopeError, OSError) as error:
             said, read = str(error), False
-            if isinstance(error, UnicodeError):
-                return False, f"{type(error).__name__} {_where(error)}"
         except TooLongError as error:
             return False, f"more than {SECONDS} s {_where(error)}"
         except Exception as error:

@@ -31,6 +31,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from normscope.errors import NormscopeError
+
 EVIL, BARE = "evil-org/evil-repo", "evil-name"
 SOCKETS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr", "socket.sendto")
 LONGEST = 600  # characters of a message, with the path of the folder
@@ -278,7 +280,7 @@ def try_config(config: dict[str, Any]) -> dict[str, str]:
             try:
                 read()
                 said = ""
-            except (ValueError, OSError) as error:  # what the command line turns into one line
+            except (NormscopeError, OSError) as error:  # what the command line turns into one line
                 said = str(error)
             except Exception as error:
                 outcome["tracebacks"] = f"{what}: {type(error).__name__}: {str(error)[:200]}"
@@ -293,7 +295,7 @@ def try_config(config: dict[str, Any]) -> dict[str, str]:
         (folder / "model.safetensors").unlink()
         try:
             load_model(folder)
-        except (ValueError, OSError):
+        except (NormscopeError, OSError):
             pass
         except Exception as error:
             outcome["tracebacks"] = f"load_model: {type(error).__name__}: {str(error)[:200]}"

@@ -52,7 +52,10 @@ def verify(
         raise InputError(f"{target} must be a file that a command wrote with -o, and is a folder")
     result = load(target)
     if result.checked_by is None:
-        raise InputError(f"{target} holds a {result.kind}, which has no certificates to check")
+        raise InputError(
+            f"{target} contains a result of type {result.kind}, which has no certificates to check: files that keys, "
+            "vocab, memorize, shatter and normscope.selectable save have them"
+        )
     check = named(result.checked_by)
     if result.kind == "memorized" and against is not None:
         from normscope.models.labelled_table import read_labelled_table
@@ -60,7 +63,7 @@ def verify(
         against, label = read_labelled_table(Path(against), label), None
     options = {name: value for name, value in (("against", against), ("label", label)) if value is not None}
     for name in options.keys() - signature(check).parameters.keys():
-        raise InputError(f"{target} holds a {result.kind}, which is complete in itself: {name} must not be given")
+        raise InputError(f"{target} contains a result of type {result.kind}, which takes no {name}")
     if (reread := getattr(type(result), "reread_by", None)) is not None:  # what a result is about, if it has it not
         options["against"] = named(reread)(result, against)
     holds, reason = check(result, progress=progress, **options)

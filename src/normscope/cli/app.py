@@ -56,6 +56,7 @@ app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 for name in commands.__all__:
@@ -68,11 +69,11 @@ def options(
     version: Annotated[bool, typer.Option("--version", metavar="", help="Print the version and stop.")] = False,
     max_gigabytes: Annotated[
         float | None,
-        typer.Option(help="Memory that a file may ask for beyond its own size.", show_default="1"),
+        typer.Option(help="Memory that a file may ask for beyond its own size. Default: 1.", show_default=False),
     ] = None,
     max_modules: Annotated[
         int | None,
-        typer.Option(help="Modules that a model may have, to be built from its config.json.", show_default="50000"),
+        typer.Option(help="Modules that a config.json may describe. Default: 50000.", show_default=False),
     ] = None,
 ) -> None:
     if max_gigabytes is not None:

@@ -20,14 +20,14 @@ ModelArgument = Annotated[
     Path | None,
     typer.Argument(
         help="A folder in Hugging Face format, or a .safetensors, .gguf, .pt, .pth or .bin file. "
-        "Without it: the small GPT that ships with the package.",
+        "Default: a small demo GPT.",
         show_default=False,
     ),
 ]
 FolderArgument = Annotated[
     Path | None,
     typer.Argument(
-        help="A folder in Hugging Face format, with weights. Without it: the small GPT that ships with the package.",
+        help="A folder in Hugging Face format, with weights. Default: a small demo GPT.",
         show_default=False,
     ),
 ]
@@ -35,7 +35,8 @@ JsonFlag = Annotated[
     bool, typer.Option("--json", metavar="", help="Print JSON on standard output, and nothing else there.")
 ]
 SaveOption = Annotated[
-    Path | None, typer.Option("-o", "--save", help="Save the result here (.safetensors), for verify and load.")
+    Path | None,
+    typer.Option("-o", "--save", help="Save the result here (.safetensors), with its certificates if it has any."),
 ]
 ResumeOption = Annotated[
     Path | None,
@@ -48,10 +49,11 @@ PictureOption = Annotated[Path | None, typer.Option("--picture", help="Write a p
 ForceFlag = Annotated[bool, typer.Option("--force", metavar="", help="Replace files that exist.")]
 InputsOption = Annotated[
     Path | None,
-    typer.Option(help="Call the model, a folder, with the named tensors of this .npz or .safetensors file."),
+    typer.Option(help="Named tensors to call the model with: .npz or .safetensors. MODEL must be a folder."),
 ]
 TextOption = Annotated[
-    str | None, typer.Option(help="Run the model, a folder, on this UTF-8 file; 'sample': on a text that is included.")
+    str | None,
+    typer.Option(help="Text file to run the model on, UTF-8 (sample: a built-in text). MODEL must be a folder."),
 ]
 LinesFlag = Annotated[bool, typer.Option("--lines", metavar="", help="Each line of the text is a sequence of its own.")]
 DeviceOption = Annotated[str, typer.Option(help="Where to run the model on the text or inputs.")]

@@ -17,6 +17,15 @@ def demo_model() -> Path:
     return HERE / "model"
 
 
+def name_of(path: Path) -> str:
+    """A model as results name it: by its path, or as the demo model.
+
+    >>> name_of(demo_model())
+    'the demo model'
+    """
+    return "the demo model" if path == demo_model() else str(path)
+
+
 def sample_text() -> str:
     """The text that `--text sample` runs."""
     return (HERE / "sample.txt").read_text(encoding="utf-8")

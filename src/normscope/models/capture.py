@@ -89,6 +89,10 @@ class capture:  # noqa: N801  (read as a verb: `with capture(model) as captured`
     def __init__(
         self, model: nn.Module, norms: bool | Inventory | Iterable[str] = True, heads: bool | Iterable[str] = False
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(
+                f"model must be a torch module, which you run inside the `with`, got {type(model).__name__}"
+            )
         self._model = model
         if isinstance(norms, str):
             raise InputError(

@@ -13,6 +13,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_map
 
 from normscope.checks import first_line, require_memory, shortened
+from normscope.data import name_of
 from normscope.errors import CheckpointError, InputError
 from normscope.models.architecture import build_architecture, notes_on, stored_names
 from normscope.models.batches import Inputs, first_as_given, first_batch
@@ -128,7 +129,7 @@ def _find_in_checkpoint(path: Path, inputs: Inputs | None) -> Inventory:
         except ValueError as error:
             raise CheckpointError(f"{path}: {error}") from None
         return Inventory(
-            str(path),
+            name_of(path),
             tuple(norms),
             module=model,
             parameters=checkpoint.parameters,

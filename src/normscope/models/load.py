@@ -188,7 +188,7 @@ def _require_folder(path: Path) -> None:
     if not (path / "config.json").is_file():
         beside = path.is_file() and (path.parent / "config.json").is_file()
         raise CheckpointError(
-            f"{path} must be a folder with config.json and weights to be run, "
+            f"{path} must be a folder with config.json and weights, because the model is run or traced, "
             + (f"and is a file: give its folder, {path.parent}" if beside else "and it has no config.json")
         )
 

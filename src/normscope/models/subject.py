@@ -12,13 +12,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normscope.data import demo_model
+from normscope.data import name_of
 from normscope.errors import InputError
 from normscope.models.batches import Inputs, batches_for
 from normscope.models.find import find, find_traced
 from normscope.models.load import TextBatches, load_model, read_text, text_batches
 from normscope.results.inventory import Inventory
 
+LONGEST_NAME = 1024  # characters of a text that could be the name of a file
 Text = str | Path | Sequence[str]  # a text, a UTF-8 file, or several texts, each a sequence of its own
 
 
@@ -46,14 +47,14 @@ class Subject:
             )
         if text is not None and inputs is not None:
             raise InputError("text and inputs cannot be combined: the model runs on one of them")
+        if isinstance(text, str) and _names_a_file(text):
+            raise InputError(f"text must be the text itself, and {text!r} is the name of a file: give Path({text!r})")
         if text is not None and isinstance(model, nn.Module):
             raise InputError("text needs a folder with a tokenizer; for a module give inputs")
         self._model, self._text, self._inputs = model, text, inputs
         self._device, self._dtype = device, dtype
         self.path = None if isinstance(model, nn.Module) else Path(model)
-        self.name = type(model).__name__ if isinstance(model, nn.Module) else str(model)
-        if self.path == demo_model():
-            self.name = "the demo model"
+        self.name = type(model).__name__ if self.path is None else name_of(self.path)
 
     @property
     def runs(self) -> bool:
@@ -122,3 +123,11 @@ class Subject:
         first = next(given)
         self._given: Iterable[dict[str, Any]] = chain([first], given)
         return first
+
+
+def _names_a_file(text: str) -> bool:
+    """Whether a text is the name of a file that exists: then the file is meant."""
+    try:
+        return len(text) < LONGEST_NAME and Path(text).is_file()
+    except (OSError, ValueError):  # no name that a file could have
+        return False

@@ -250,7 +250,10 @@ def _ellipsoid_pattern() -> Figure:
     }
     scene = {f"{letter}axis": {"title": {"text": f"axis {i}"}} for i, letter in enumerate("xyz", start=1)}
     layout = {
-        "title": {"text": "The ellipsoid in its three longest axes<br><sup>units of the output, from the center</sup>"},
+        "title": {
+            "text": "Its three longest axes<br>"
+            "<sup>seen along three axes of many, points look further inside than they are</sup>"
+        },
         "scene": {**scene, "camera": {"eye": {"x": 1.45, "y": 1.45, "z": 0.85}}},
         "legend": {"orientation": "h", "y": 0, "yanchor": "top"},
         "margin": {"l": 0, "r": 0, "t": 64, "b": 32},

@@ -60,16 +60,12 @@ def _parts(shown: Shown, width: int | None) -> list[RenderableType]:
     """One table; if all columns are shown, in as many tables as this width needs, with what the columns mean."""
     if not shown.values:
         return [Text(shown.table.empty)] if shown.table.empty else []
-    most = shown.table.most
-    rows = shown.cells[:most]
+    rows = shown.cells[: shown.table.most] if width is None else shown.cells
     widths = [_width(shown, rows, place) for place in range(len(shown.columns))]
     parts: list[RenderableType] = []
     for places in [list(range(len(widths)))] if width is None else _fitting(widths, width):
         table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         table.title = None if parts else Text(printable(shown.title))
-        if width is not None:
-            explained = [shown.columns[place] for place in (places[1:] if parts else places)]
-            table.caption = Text("; ".join(f"{column.heading}: {_lower(column.meaning)}" for column in explained))
         for place in places:
             heading = Text(shown.columns[place].heading)
             if shown.numeric[place]:  # as wide as its figures and the longest word of its heading; names get the rest
@@ -79,8 +75,10 @@ def _parts(shown: Shown, width: int | None) -> list[RenderableType]:
         for cells in rows:
             table.add_row(*(Text(printable(cells[place])) for place in places))
         parts.append(table)
-    more = 0 if most is None else len(shown.values) - most
-    return [*parts, Text(f"and {more:,} more: --json lists all")] if more > 0 else parts
+    if width is not None:
+        parts += [Text(f"  {column.heading}: {column.meaning}") for column in shown.columns]
+    more = len(shown.values) - len(rows)
+    return [*parts, Text(f"and {more:,} more: --all shows them")] if more > 0 else parts
 
 
 def _width(shown: Shown, rows: list[list[str]], place: int) -> int:
@@ -103,12 +101,6 @@ def _fitting(widths: list[int], width: int) -> list[list[int]]:
         groups[-1].append(place)
         used += widths[place] + BETWEEN
     return groups
-
-
-def _lower(sentence: str) -> str:
-    """A sentence as part of another one."""
-    start = sentence[:2]
-    return (sentence if start[1:].isupper() else sentence[:1].lower() + sentence[1:]).rstrip(".")
 
 
 def _csv_value(value: Any, cell: str) -> Any:

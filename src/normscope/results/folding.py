@@ -187,7 +187,7 @@ class Folding(Result, kind="folding", schema_version=3, remarked_by="normscope.r
         rows = {
             f"in float64: folded weights before rounding to {found.dtype}": found.rewrite_difference,
             f"in float64: {stored} ({found.dtype})": found.written_difference,
-            "in float64: original, its weights rounded once more": found.rounding_difference,
+            "in float64, for scale: one more rounding of the original's weights": found.rounding_difference,
             f"both in {found.dtype}": found.difference,
             f"rounding error of the original in {found.dtype}": found.original_error,
             f"rounding error of the folded model in {found.dtype}": found.folded_error,

@@ -62,7 +62,7 @@ class Place:
     never_selected_keys: tuple[KeyAt, ...] = field(repr=False)
 
     @property
-    def share(self) -> Annotated[float, Column("share", "Never selected / keys.", percent)]:
+    def share(self) -> Annotated[float, Column("share never selected", "Never selected, of all keys.", percent)]:
         return self.never_selected / self.keys
 
     @cached_property
@@ -77,13 +77,13 @@ class LayerKeys:
 
     layer: Annotated[str, Column("layer", "The attention layer.")]
     norm: Annotated[str | None, Column("norm", "The norm whose inputs or outputs the keys are.", brief=False)]
-    keys: Annotated[int, Column("keys", "Of all heads and sequences.", ",")]
+    keys: Annotated[int, Column("keys × heads", "Over all heads and sequences.", ",")]
     never_selected: Annotated[int, Column("never selected", "Shown to be selected by no query.", ",")]
     duplicates: Annotated[int, Column("duplicates", "Of these, keys that equal another one.", ",")]
     near_ties: Annotated[int, Column("near ties", "Verdicts that a rounding error could change.", ",")]
-    share: Annotated[float, Column("share", "Never selected / keys.", percent)]
+    share: Annotated[float, Column("share never selected", "Never selected, of all keys.", percent)]
     worst_head: Annotated[str | None, Column("worst head", "The head with the largest share, and that share.")]
-    tokens: Annotated[str | None, Column("tokens", "Whose keys are never selected most often.")]
+    tokens: Annotated[str | None, Column("tokens", "Those most often never selected.")]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class EqualAttention:
     ]
     reachable: Annotated[bool | None, Column("can produce it", "Whether the model can produce a query along q*.")]
     reach: Annotated[
-        float | None, Column("longest", "How long it can be, over the median length of the real queries.", ".3g")
+        float | None, Column("longest q*", "How long it can be, over the median length of the real queries.", ".3g")
     ]
     spread: Annotated[float | None, Column("spread", "Of the scores by q*.", ".3g")]
     query_angle: Annotated[Spread | None, Column("angle to real queries", "Degrees, from q*.", ".1f")]
@@ -133,7 +133,7 @@ class LayerEqualAttention:
     reachable: Annotated[
         str | None, Column("heads that can produce it", "How many of the heads can produce a query along q*.")
     ]
-    reach: Annotated[float | None, Column("longest", "How long it can be, over a real query.", ".2g")]
+    reach: Annotated[float | None, Column("longest q*", "How long it can be, over a real query.", ".2g")]
     spread: Annotated[float | None, Column("spread", "Of its scores, over that of a real query.", ".2g")]
     query_angle: Annotated[float | None, Column("angle to real queries", "Degrees, from q*.", ".0f")]
     least_spread: Annotated[

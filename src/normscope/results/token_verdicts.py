@@ -75,7 +75,7 @@ class TokenVerdicts(
     not_asked: str | None  # why nothing is said about reachable vectors
     sha256: str  # of the table that verdicts are about
     counts: Annotated[tuple[VerdictCounts, ...], Table("Tokens of {0.model} that can be the argmax")]
-    listed: Annotated[tuple[TokenVerdict, ...], Table("Tokens that can't win, or are open", most=40)]
+    listed: Annotated[tuple[TokenVerdict, ...], Table("Tokens without a win, by verdict", most=40)]
     any_vector: Annotated[TokenCertificates, NOT_IN_JSON] = field(repr=False, compare=False)
     reachable: Annotated[TokenCertificates | None, NOT_IN_JSON] = field(default=None, repr=False, compare=False)
     seconds: Annotated[dict[str, float] | None, NOT_IN_JSON] = field(default=None, compare=False)  # CPU, in this run

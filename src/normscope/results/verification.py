@@ -12,7 +12,7 @@ class Check:
     """One file that was checked."""
 
     file: Annotated[str, Column("file", "What was checked.")]
-    content: Annotated[str, Column("holds a", "The type of the result in it.")]
+    content: Annotated[str, Column("contains", "The type of the result in it.", lambda kind: kind.replace("_", " "))]
     verdict: Annotated[str, Column("verdict", "Whether every certificate in it is right.")]
     reason: Annotated[str, Column("because", "What it proves, or what is wrong first.")]
 

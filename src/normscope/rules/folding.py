@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from normscope.results.folding import Folding
+from normscope.results.folding import AFTER_LOOKUP, Folding
 from normscope.results.rows import several
 
 
@@ -17,6 +17,11 @@ def remarks(result: Folding) -> Iterator[str]:
     yield f"{holding} {found.identities} identities of weights hold{same}."
     if not result.changed:
         yield "Nothing could be folded: the model is unchanged."
+    if any(norm.centring.what == AFTER_LOOKUP for norm in result.norms):
+        yield (
+            "Mean, after look-up: everything that writes to the stream is centred but the embedding table; "
+            "--rms centres its rows when they are looked up, and then the norm needs no mean."
+        )
     for tie in result.tied:
         yield f"{tie.table} is also {tie.head} and stays as it is; --untie copies it (+{tie.bytes:,} bytes)."
     for tie in result.untied:

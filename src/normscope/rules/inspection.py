@@ -233,9 +233,13 @@ def not_affine(result: Inspection) -> str | None:
     if not bent:
         return None
     (most, high), (least, low) = max(shares, key=_second), min(shares, key=_second)
-    by = "the best affine map of its input" if kind == "full" else "a frozen scale (its projected input times a number)"
-    against = f"; least, {_percent(low)}, of {least.name}" if least is not most else ""
-    return f"{_percent(high)} of the variance of {most.name} on held-out inputs is not explained by {by}{against}."
+    by = "the best affine map" if kind == "full" else "the norm with one fixed number in place of its divisor"
+    if least is most:
+        return f"On held-out inputs, {by} misses {_percent(high)} of the output's variance at {most.name}."
+    return (
+        f"On held-out inputs, {by} misses {_percent(low)} ({least.name}) to {_percent(high)} ({most.name}) of the "
+        "output's variance: that is how far the norms are from affine on this text."
+    )
 
 
 def unbounded_outputs(result: Inspection) -> str | None:

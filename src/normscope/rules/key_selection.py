@@ -16,7 +16,7 @@ def remarks(result: KeySelection) -> Iterator[str]:
     else:
         yield f"A key competes with all keys of its sequence ({pieces})."
     if result.max_keys is not None:
-        yield f"Only the first {result.max_keys} keys of a sequence are in it."
+        yield f"Only the first {result.max_keys} keys of each sequence compete."
     if result.queries == "reachable":
         yield "Only queries that a head can produce at the last position of a sequence count."
     undecided = sum(place.open for place in result.places)

@@ -21,5 +21,13 @@ def remarks(result: TokenVerdicts) -> Iterator[str]:
         yield f"Nothing is said about the outputs of a norm: {result.not_asked}."
     if result.assumed:
         yield f"Assumed, because it could not be observed: {'; '.join(result.assumed)}."
+    undecided = max(count.open for count in result.counts)
+    if undecided:
+        yield (
+            f"{undecided:,} tokens are open: no verdict in the time given. Run it again with more --seconds, "
+            "or resume with -o."
+        )
+    if any(count.tied for count in result.counts):
+        yield "A tied token equals another one, or is decided by rounding: it never wins alone."
     if result.seconds:
         yield f"CPU time: {', '.join(f'{name} {time:.3g} s' for name, time in result.seconds.items())}."
