@@ -19,6 +19,7 @@ import warnings
 from collections import Counter
 from itertools import chain
 from pathlib import Path
+from textwrap import fill
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
@@ -30,20 +31,25 @@ HEAD = """# Architectures
 
     python tools/architectures.py
 
-Tiny random models of every architecture, written to folders and given to the commands as they are; example inputs are
-generated. Nothing about an architecture is known to the code that looks at it.
+Tiny random models of every architecture, each written to a folder and passed to the commands as it
+is; example inputs are generated. The code does not know any architecture by name.
 
-- **norms**: what `inspect` finds, by kind, and how many of them were checked where the traced model calls them.
-- **ranges**: layers whose outputs are bounded for all inputs, and those that are not covered, each with its reason.
-- **output / bound**: the largest output of a bounded layer beside its bound, in {passes} forward passes with random
-  gains and all linear weights {large:.0f} times as large. Above 1 the bound would be false.
-- **fold**, **fold --rms**: of how many norms the mean and the gain were folded; the certificate's rewrite difference.
-- **capture**: norms whose inputs and outputs were recorded, and attention layers whose queries and keys were.
-- **swap**: norms that became modules of `normscope.nn` in one group, which computes the same; how far the outputs are
-  from those of the original, relative to the largest.
+- **norms**: what `inspect` finds, by kind, and how many of them were checked where the traced model
+  calls them.
+- **ranges**: layers whose outputs are bounded for all inputs, and those that are not covered, each
+  with its reason.
+- **output / bound**: the largest output of a bounded layer over its bound, in {passes} forward
+  passes with random gains and all linear weights {large:.0f} times as large. Above 1 the bound
+  would be false.
+- **fold**, **fold --rms**: how many norms had their mean and their gain folded; the certificate's
+  rewrite difference.
+- **capture**: norms whose inputs and outputs were recorded, and attention layers whose queries and
+  keys were.
+- **swap**: norms that became modules of `normscope.nn` in one group, which computes the same
+  function; how far the outputs are from those of the original, relative to the largest.
 
-All reasons are in [results/architectures.json](results/architectures.json); those of what failed or was not
-understood are below the table.
+All reasons are in [results/architectures.json](results/architectures.json); those for what failed
+or was not understood are below the table.
 
 """
 
@@ -339,7 +345,8 @@ def page(rows: list[dict]) -> str:
     head = HEAD.format(passes=len(SEEDS) * len(FACTORS), large=LARGE)
     below = "\n".join(["## What was not understood, kept or refused", "", *notes]) if notes else ""
     missing = sorted(set(ARCHITECTURES) - {row["architecture"] for row in rows})
-    left = f"Not run yet, and to be run by the same command: {', '.join(missing)}.\n\n" if missing else ""
+    listed = fill(f"Not run yet, and to be run by the same command: {', '.join(missing)}.", 100, break_on_hyphens=False)
+    left = f"{listed}\n\n" if missing else ""
     return f"{head}{left}{chr(10).join(lines)}\n\n{below}\n"
 
 
