@@ -45,11 +45,17 @@ def inspect(
 
 
 @command()
-def ranges(model: FolderArgument = None, text: TextOption = None, inputs: InputsOption = None) -> Any:
-    """How far each output of a linear layer behind a norm can go, over all inputs, from the weights alone."""
+def ranges(
+    model: FolderArgument = None,
+    text: TextOption = None,
+    inputs: InputsOption = None,
+    device: DeviceOption = DEVICE,
+    dtype: DtypeOption = DTYPE,
+) -> Any:
+    """How far each output of a linear layer that reads a norm can go, over all inputs, from the weights alone."""
     from normscope.studies.ranges import ranges as ask
 
-    return ask(model_of(model), **run_on(text, inputs), progress=progress)
+    return ask(model_of(model), **run_on(text, inputs), device=device, dtype=dtype, progress=progress)
 
 
 class At(StrEnum):

@@ -36,11 +36,11 @@ JsonFlag = Annotated[
 ]
 SaveOption = Annotated[
     Path | None,
-    typer.Option("-o", "--save", help="Save the result here (.safetensors), with its certificates if it has any."),
+    typer.Option("-o", "--out", help="Save the result here (.safetensors), with its certificates if it has any."),
 ]
 ResumeOption = Annotated[
     Path | None,
-    typer.Option("-o", "--save", help="Save the result here (.safetensors); resume from it if it exists."),
+    typer.Option("-o", "--out", help="Save the result here (.safetensors); resume from it if it exists."),
 ]
 HtmlOption = Annotated[Path | None, typer.Option("--html", help="Write one self-contained page here.")]
 CsvFlag = Annotated[bool, typer.Option("--csv", metavar="", help="Print the main table as CSV, with all columns.")]
