@@ -17,7 +17,7 @@ import torch
 import normscope
 from normscope import cli
 from normscope.data import demo_model
-from normscope.files import write_whole
+from normscope.files import write_atomically
 from normscope.results.result import type_named
 from saved_results import arrays_of, with_arrays
 
@@ -263,13 +263,13 @@ def test_a_file_that_can_not_be_written_after_all_is_named_and_leaves_nothing(mo
 
     monkeypatch.setattr(os, "replace", full_disk)
     with pytest.raises(OSError, match=r"page\.html can't be written: No space left on device$"):
-        write_whole(b"page", tmp_path / "page.html")
+        write_atomically(b"page", tmp_path / "page.html")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_longest_name_that_a_folder_takes_can_be_written(tmp_path):
     file = tmp_path / ("n" * 250 + ".html")
-    write_whole(b"page", file)
+    write_atomically(b"page", file)
     assert file.read_bytes() == b"page"
 
 
@@ -328,7 +328,7 @@ def test_verify_checks_saved_certificates_again(tmp_path):
     assert_refused(run("verify", tmp_path / "nowhere.npz"), "nowhere.npz: no such file")
     assert_refused(run("verify", tmp_path), "and is a folder")
     file.write_bytes(b"no result at all")
-    assert_refused(run("verify", file), "must be a result that was saved by normscope")
+    assert_refused(run("verify", file), "must be a result saved by normscope")
     assert_refused(run("inspect", "--text", tmp_path / "nowhere.txt"), "nowhere.txt: no such file or directory")
 
 

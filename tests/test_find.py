@@ -321,7 +321,7 @@ def test_a_norm_of_any_width_is_unknown_until_it_is_used():
 
     (found,) = find(nn.Sequential(FreeNorm())).values()
     assert (found.kind, found.size) == ("unknown", 0)
-    assert "shows only in use" in found.problem
+    assert "only known in use" in found.problem
 
 
 def test_gains_with_axes_of_length_one_are_vectors():

@@ -458,7 +458,7 @@ def causal(payload):
         (altered_counts(never_selected=0, share=0.0), "is not what follows"),
         (altered_counts(never_selected_keys=[]), "is not what follows"),
         (without_sets, "is no part of a key_selection"),
-        (of_another_place, "must be of one or more of the places"),
+        (of_another_place, "must belong to one or more of the places"),
         (of_another_sequence, "sequence 5: it must be one of 1 sequences"),
         (causal, "the weights of key"),
     ],

@@ -60,7 +60,7 @@ def test_names_and_lines_are_those_of_the_file(tmp_path):
     ("text", "label", "message"),
     [
         ("", None, "it is empty"),
-        ("x,kind\n", None, "must hold samples under its heading"),
+        ("x,kind\n", None, "must hold samples below its header row"),
         ("a\nb\n", None, "a column of labels and one of numbers or more, got 1"),
         ("x,y,k\n1,,a\n", None, "line 2, column y: there must be a finite number, got nothing"),
         ("x,y,k\n1,2,a\n1,nan,a\n", None, "line 3, column y: there must be a finite number, got 'nan'"),

@@ -118,13 +118,13 @@ def altered(**changes):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "must be a result that was saved"),
-        (b"\xff" * 40, "must be a result that was saved"),
-        (TOY.to_bytes()[:60], "must be a result that was saved|can't be read"),
+        (b"", "must be a result saved"),
+        (b"\xff" * 40, "must be a result saved"),
+        (TOY.to_bytes()[:60], "must be a result saved|can't be read"),
         (TOY.to_bytes()[:-5], "can't be read as a result"),
-        (save({"a": np.ones(2)}), "must be a result that was saved"),
+        (save({"a": np.ones(2)}), "must be a result saved"),
         (save({"a": np.ones(2)}, metadata={"format": "normscope result 1", "result": "[" * 10**5}), "can't be read"),
-        (save({}, metadata={"format": "normscope result 1", "result": "{}"}), "of which type"),
+        (save({}, metadata={"format": "normscope result 1", "result": "{}"}), "has no type"),
         (altered(type="os"), "type must be a kind of result, got 'os'"),
         (altered(type="../x"), "type must be a kind of result"),
         (altered(schema_version=7), "schema_version must be 1, got 7"),

@@ -1,4 +1,4 @@
-"""What ships with the package: a small GPT trained on public-domain text, and a piece of text that it has not seen.
+"""Data included in the package: a small GPT trained on public-domain text, and a text that it was not trained on.
 
 `tools/train_bundled.py` trained it; the command, seed and losses are in model/training.json.
 """
@@ -18,5 +18,5 @@ def demo_model() -> Path:
 
 
 def sample_text() -> str:
-    """The text that `--text sample` runs."""
+    """The text of `--text sample`."""
     return (HERE / "sample.txt").read_text(encoding="utf-8")

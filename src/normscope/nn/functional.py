@@ -1,4 +1,4 @@
-"""The family as a function of tensors: by the fused operator where that can be, by torch's operations elsewhere."""
+"""The family as a function of tensors: by the fused operator where possible, by torch's operations elsewhere."""
 
 import torch
 from torch import Tensor
@@ -40,11 +40,11 @@ def norm(
 
 
 def _can_be_fused(x: Tensor, gain: Tensor | None, bias: Tensor | None) -> bool:
-    """Whether the operator exists for x, and nothing is at work that would have to look inside it."""
+    """Whether the operator exists for x, and no transform is active that would have to look inside it."""
     if not x.is_cpu or x.dtype not in operator.DTYPES or torch._C._are_functorch_transforms_active():
         return False
     if torch.compiler.is_compiling():
         return not torch.compiler.is_exporting()
-    if forward_ad._current_level >= 0 or torch._C._is_tracing():  # tangents may be on their way, or torch.jit.trace
+    if forward_ad._current_level >= 0 or torch._C._is_tracing():  # forward-mode tangents, or torch.jit.trace
         return False
     return type(x) in operator.PLAIN and type(gain) in operator.PLAIN and type(bias) in operator.PLAIN

@@ -21,7 +21,7 @@ class Norm(nn.Module):
     torch.Size([2, 197, 768])
 
     `size` is the number of channels or, as for nn.LayerNorm, the shape of the last axes, whose channels then count one
-    after the other. `project=False` gives RMSNorm, `scale=False` the projection alone; `affine=False` leaves out gain
+    after the other. `project=False` gives RMSNorm, `scale=False` the projection alone; `affine=False` omits gain
     and bias, `bias=False` the bias. `axis=1` normalizes the channels of (N, C, H, W).
 
     Gain and bias are called `weight` and `bias` and have the shapes of nn.LayerNorm's: state dicts load either way.
@@ -68,7 +68,7 @@ class Norm(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Gains are 1 and biases 0."""
+        """Set gains to 1 and biases to 0."""
         if self.weight is not None:
             nn.init.ones_(self.weight)
         if self.bias is not None:
@@ -76,7 +76,7 @@ class Norm(nn.Module):
 
     @property
     def elementwise_affine(self) -> bool:
-        """Whether there is a gain, as nn.LayerNorm says it."""
+        """Whether there is a gain, under nn.LayerNorm's name."""
         return self.weight is not None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from normscope.certificates.token_certificates import TokenCertificates
 from normscope.certificates.token_table import Table
 from normscope.data import demo_model
 from normscope.errors import InputError
-from normscope.files import require_writable, write_whole
+from normscope.files import require_writable, write_atomically
 from normscope.models.batches import Inputs
 from normscope.models.subject import Subject, Text
 from normscope.models.token_texts import token_texts
@@ -90,7 +90,7 @@ def vocab(
     if target is not None:
         if target.exists():
             findings = _resumed(target, described.table)
-        clock.keep = lambda: write_whole(described.result(*findings.certificates()).to_bytes(), target)
+        clock.keep = lambda: write_atomically(described.result(*findings.certificates()).to_bytes(), target)
     try:
         search(described.table, findings, clock, progress)
     finally:
