@@ -59,7 +59,7 @@ def assert_refused(done, message):
 
 @pytest.fixture(scope="module")
 def inspected(tmp_path_factory):
-    """One run with everything: JSON, page and picture of the bundled model on its sample text."""
+    """One run with everything: JSON, page and picture of the demo model on its sample text."""
     folder = tmp_path_factory.mktemp("inspected")
     page, picture = folder / "report.html", folder / "geometry.svg"
     done = run("inspect", "--json", "--text", "sample", "--html", page, "--picture", picture)
@@ -143,7 +143,7 @@ def test_ranges_prints_tables_of_at_most_100_columns():
 
 @pytest.fixture
 def model(tmp_path):
-    """A copy of the bundled model, to be spoilt."""
+    """A copy of the demo model, to be spoilt."""
     return shutil.copytree(demo_model(), tmp_path / "model")
 
 
@@ -326,7 +326,7 @@ def test_verify_checks_saved_certificates_again(tmp_path):
     file.write_bytes(with_arrays(file.read_bytes(), queries=-arrays_of(file.read_bytes())["queries"]))
     assert run("verify", file).returncode == 1
     assert_refused(run("verify", tmp_path / "nowhere.npz"), "nowhere.npz: no such file")
-    assert_refused(run("verify", tmp_path), "and is a folder")
+    assert_refused(run("verify", tmp_path), "but is a folder")
     file.write_bytes(b"no result at all")
     assert_refused(run("verify", file), "must be a result saved by normscope")
     assert_refused(run("inspect", "--text", tmp_path / "nowhere.txt"), "nowhere.txt: no such file or directory")

@@ -93,7 +93,7 @@ def test_a_mean_is_removed_where_all_that_is_written_can_be_centred(what):
 
 NOT_CENTRED = {
     "an activation": (lambda self, ids: self.first(self.norm(self.table(ids).relu())),
-                      r"relu in the model \(relu\) writes to its stream and is no linear map"),
+                      r"relu in the model \(relu\) writes to its stream and is not a linear map"),
     "a reader of the stream": (lambda self, ids: self.first(self.norm(x := self.table(ids))) + self.second(x),
                                r"linear in second \(linear_1\) reads the same stream and depends on its mean"),
     "an output": (lambda self, ids: (self.first(self.norm(x := self.table(ids))), x),
@@ -103,9 +103,9 @@ NOT_CENTRED = {
     "an RMSNorm that writes": (lambda self, ids: self.first(self.norm(self.rms(self.table(ids)))),
                                "rms writes to its stream and does not subtract the mean"),
     "convolved in groups": (lambda self, ids: self.first(self.norm(self.grouped(self.table(ids).mT).mT)),
-                            r"conv1d in grouped \(conv1d\) writes to its stream and is no linear map"),
+                            r"conv1d in grouped \(conv1d\) writes to its stream and is not a linear map"),
     "positions made anew": (lambda self, ids: self.first(self.norm(self.table(ids) + self.waves)),
-                            "waves, which is no part of a checkpoint"),
+                            "waves, which is not stored in checkpoints"),
     "a number added": (lambda self, ids: self.first(self.norm(self.table(ids) + 1)),
                        r"add in the model \(add\) adds 1 to all channels"),
     "channels turned round": (lambda self, ids: self.first(self.norm(self.table(ids).flip(-1))), "flip in the model"),

@@ -152,7 +152,7 @@ def test_a_name_without_end_in_a_pickle_is_refused_at_once(tmp_path):
         ("1,a\n2," + '"' + "b" * 140_000, None, r"a quotation mark may be missing"),
         ("1,a\n2,b\n", "²", r"--label must name a column .* got '²'"),
         ("1,a\n2,b\n", "9" * 5000, r"--label must name a column .* got '999.*…"),
-        ("x" * 9000 + ",k\ny,b\n", None, r"there must be a finite number, got 'y'"),
+        ("x" * 9000 + ",k\ny,b\n", None, r"expected a finite number, got 'y'"),
     ],
 )
 def test_tables_that_can_not_be_read_are_refused_in_one_line(tmp_path, text, label, message):

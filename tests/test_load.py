@@ -23,7 +23,7 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
 @pytest.fixture
 def model(tmp_path):
-    """A copy of the bundled model, to be spoilt."""
+    """A copy of the demo model, to be spoilt."""
     return shutil.copytree(demo_model(), tmp_path / "model")
 
 
@@ -89,7 +89,7 @@ def test_architectures_that_name_no_model_are_not_called_and_named(model, names)
     change(model / "config.json", architectures=names)
     config = json.loads((model / "config.json").read_text())
     assert type(build_architecture(config)).__name__ == "GPT2Model"
-    with pytest.warns(NotFollowedWarning, match=f"names \\['{names[0]}'\\] as its architectures, no model of"):
+    with pytest.warns(NotFollowedWarning, match=f"names \\['{names[0]}'\\] as its architectures, not a model of"):
         assert type(load_model(model)).__name__ == "GPT2Model"
 
 

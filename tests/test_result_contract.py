@@ -131,9 +131,9 @@ def altered(**changes):
         (altered(country=3), "country must be str, got 3"),
         (altered(towns=[{"name": "a"}]), "people is missing"),
         (altered(towns=3), "towns must be"),
-        (altered(more=3), "'more' is not what follows"),
+        (altered(more=3), "'more' does not follow"),
         (altered(notes={"seconds": "x"}), "seconds must be float"),
-        (altered(towns=[]), "towns.0.rain' is no part"),
+        (altered(towns=[]), "towns.0.rain' is not part"),
     ],
     ids=itertools.count(),
 )
@@ -146,7 +146,7 @@ def test_damaged_and_forged_files_are_refused_in_one_line(content, message):
 def test_what_follows_from_fields_cannot_be_forged():
     payload = TOY.to_dict()
     payload["towns"][0]["large"] = False
-    with pytest.raises(InputError, match="'towns' is not what follows"):
+    with pytest.raises(InputError, match="'towns' does not follow"):
         load_bytes(altered(towns=payload["towns"]), "towns.safetensors")
 
 

@@ -402,8 +402,8 @@ def test_what_a_file_says_is_checked_again_and_wrong_networks_are_replaced(tmp_p
         ({"depth": 0}, "there must be 1 to 64 layers"),
         ({"numbers": np.zeros((16, 3))}, "numbers must be float64 of shape"),
         ({"numbers": np.full((16, 15), np.nan)}, "numbers must be finite"),
-        ({"certified": 30}, "'certified' is not what follows"),
-        ({"certificates": np.zeros(16, bool)}, "is no part of a shattering"),
+        ({"certified": 30}, "'certified' does not follow"),
+        ({"certificates": np.zeros(16, bool)}, "is not part of a shattering"),
         ({"seed": 0, "tried": np.zeros(16, np.int64)}, "seed and tried must be there if, and only if"),
         ({"numbers": np.zeros((16, 15))}, "seed and tried must be there if, and only if"),
         ({"schema_version": 1}, "schema_version must be 2, got 1"),
@@ -433,7 +433,7 @@ def test_verify_certifies_a_file_again_and_looks_for_nothing(tmp_path):
     wrong = result.numbers.copy()
     wrong[6] *= -1
     saved_again(result, path, wrong)
-    assert ns.verify(path).reason == "2 of 32 labellings are not given by the networks kept for them"
+    assert ns.verify(path).reason == "2 of 32 labellings are not realised by the networks stored for them"
     for changes, reason in (
         ({"bits": result.bits + 1}, "bits of precision decide all labels"),
         ({"by_runs": result.by_runs[:-1]}, "the table of runs"),

@@ -197,7 +197,7 @@ def test_a_file_about_another_table_or_something_else_is_refused(tmp_path):
     with pytest.raises(ValueError, match="about another table"):
         vocab(random_net(1), inputs=EXAMPLE, resume=path)
     assert verified(path, random_net(1)) == (False, "the certificates are for another table: its SHA-256 differs")
-    with pytest.raises(ValueError, match="a module that was in memory: give the model"):
+    with pytest.raises(ValueError, match="a module in memory: pass the model"):
         ns.verify(path)
     (tmp_path / "other.safetensors").write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"other\.safetensors must be a result that was saved"):

@@ -103,7 +103,7 @@ def check_places(result: Any, progress: Progress = silent) -> tuple[bool, str]:
         for field in fields(counted):
             if getattr(place, field.name) != getattr(counted, field.name):
                 where = place.layer if place.head is None else f"{place.layer}, head {place.head}"
-                return False, f"{where}: {field.name} is not what follows from the certificates"
+                return False, f"{where}: {field.name} does not follow from the certificates"
     by = " by reachable queries" if result.queries == "reachable" else ""
     return True, f"{len(result.sets):,} sets of keys: {totals.in_words(by)}"
 

@@ -207,7 +207,7 @@ def _from_payload(payload: Any, arrays: dict[str, Any]) -> Result:
         said = {name for name, value in result.to_dict().items() if payload.get(name) != value} | (
             payload.keys() - result.to_dict().keys()
         )
-        raise InputError(f"{quoted(min(said, default='a value'))} contradicts the rest of the file")
+        raise InputError(f"{quoted(min(said, default='a value'))} does not follow from the rest of the file")
     return result
 
 
