@@ -32,6 +32,19 @@ if TYPE_CHECKING:
 class Norm:
     """A normalization layer as a value, applied to float64 arrays of shape (..., N).
 
+    Parameters
+    ----------
+    gain
+        The gain of each channel, (N,).
+    bias
+        The bias of each channel, (N,); zero by default.
+    eps
+        Added to the mean square before the root.
+    project, scale
+        False leaves out the step: project=False gives RMSNorm, scale=False the projection alone.
+    groups
+        The number of groups of channels that are normalized separately; must divide N.
+
     >>> norm = Norm(gain=[1, 2, 3], eps=0)
     >>> norm([5, 5, 8]).round(4)
     array([-0.7071, -1.4142,  4.2426])

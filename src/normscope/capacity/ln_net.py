@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class LNNet:
-    """A plain torch module with the label of each of its scores; see `memorize`."""
+    """A plain torch module with the label of each of its scores; `memorize` makes it.
+
+    >>> from normscope.capacity import memorize
+    >>> memorize([[0.0], [1.0], [2.0]], ["a", "b", "a"]).network.predict([[1.0]])
+    array(['b'], dtype='<U1')
+    """
 
     module: "nn.Sequential"  # takes raw samples, ends in one score for each class
     classes: NDArray[Any]  # labels, in the order of the scores

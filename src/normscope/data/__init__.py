@@ -11,6 +11,11 @@ HERE = Path(__file__).parent
 def demo_model() -> Path:
     """The folder of a small trained GPT that ships with the package, in Hugging Face format.
 
+    Returns
+    -------
+    Path
+        A path that every function of normscope takes as a model.
+
     >>> sorted(path.name for path in demo_model().iterdir())[:2]
     ['config.json', 'model.safetensors']
     """

@@ -19,7 +19,27 @@ def norm(
     eps: float = 1e-5,
     axis: int = -1,
 ) -> Tensor:
-    """Project, scale and affine, inside each of so many groups of the channels in one axis of x.
+    """Project, scale and apply gain and bias, separately in each group of the channels in one axis of x.
+
+    Parameters
+    ----------
+    x
+        A floating-point tensor.
+    gain, bias
+        One value per channel; None leaves out the gain or the bias.
+    project, scale
+        False leaves out the step: project=False gives RMSNorm, scale=False the projection alone.
+    groups
+        The number of groups of channels; must divide the channels.
+    eps
+        Added to the mean square before the root.
+    axis
+        The axis of the channels.
+
+    Returns
+    -------
+    Tensor
+        A tensor like x.
 
     >>> x = torch.tensor([[1.0, 3.0, 10.0, 30.0]])
     >>> norm(x, groups=2, eps=0)
@@ -28,7 +48,7 @@ def norm(
     True
 
     Results and gradients are those of torch's LayerNorm, up to rounding, also in half precision: float32 inside.
-    Where squares overflow, beyond 1e19 in float32, they are right here; see docs/lng.md.
+    Unlike torch's, they stay right where squares overflow, beyond 1e19 in float32; see docs/lng.md.
     """
     if axis not in (-1, x.ndim - 1):
         x = x.movedim(axis, -1)

@@ -140,6 +140,13 @@ def load(path: str | os.PathLike[str]) -> Result:
     -------
     Result
         A result of the saved type. Its certificates are not checked: `normscope.verify` does that.
+
+    >>> import tempfile
+    >>> import normscope as ns
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     ns.selectable([[0.0], [1.0], [3.0]]).save(f"{folder}/keys.safetensors")
+    ...     ns.load(f"{folder}/keys.safetensors")
+    Selection(3 keys of 1 channels: 2 selectable, 1 never selected)
     """
     place = Path(path)
     return _load_folder(place) if place.is_dir() else load_bytes(place.read_bytes(), str(path))

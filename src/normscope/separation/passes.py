@@ -4,8 +4,8 @@ Every pass goes over many sets at once: a set of 20 keys is solved in microsecon
 be passed from one function to the next. A large set is a batch of one. Only rare work is done set by set:
 duplicates set apart, directions of mere noise left out, near ties settled exactly.
 
-Only certificates that the checker would pass are returned: a query whose margin is within rounding, or weights whose key
-is not clearly inside, are settled exactly.
+Only certificates that the checker would pass are returned: a query whose margin is within rounding, or weights whose
+key is not clearly inside, are settled exactly.
 """
 
 from collections.abc import Iterator, Mapping
