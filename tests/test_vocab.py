@@ -335,7 +335,7 @@ def test_many_tokens_are_cut_short_in_a_table():
     rows = [TokenVerdict(number, "x" * 50, "never", None) for number in range(500)]
     text = as_text(result_with(rows, norm=None, not_asked="reason"))
     assert "and 460 more" in text
-    assert "Nothing is said about the outputs of a norm: reason." in text
+    assert "No verdicts for the outputs of a norm: reason." in text
 
 
 def test_the_command_prints_json_that_fits_the_schema(tmp_path):

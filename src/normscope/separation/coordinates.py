@@ -38,7 +38,7 @@ class Whitened:
     biased: bool
     points: Floats  # z: (m, n, r)
     back: Floats  # T: (m, D, r)
-    ray: Floats | None  # (m, r), of the size of a typical point; None if nothing is asked of it
+    ray: Floats | None  # (m, r), of the size of a typical point; None if it imposes no condition
     tilt: Floats | None  # (m, D): a direction that all keys score equally and in which t grows
 
     @cached_property

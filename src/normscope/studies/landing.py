@@ -15,7 +15,7 @@ from normscope.results.inspection import GroupFactor, Landing
 from normscope.results.rows import Spread
 from normscope.studies.affine_fit import AffineFitter
 
-KEPT = 4096  # values of a figure of which quantiles are taken: all of them, or a random sample
+KEPT = 4096  # values of a figure kept for its quantiles: all of them, or a random sample
 POINTS = 400  # outputs kept for a picture
 LARGEST = np.finfo(float).max  # stands for infinity, which JSON lacks
 

@@ -35,7 +35,7 @@ from normscope.vocabulary.token_view import View
 AT_ONCE = 256  # vectors that are checked together
 FEW = 128  # tokens that are asked one by one sooner than in other coordinates
 BETWEEN_SAVES = 30.0  # seconds
-INSIDE = 1 - 1e-12  # length of a u that is to be in the unit ball beyond doubt
+INSIDE = 1 - 1e-12  # length of a u that is certainly in the unit ball
 
 
 @dataclass(eq=False)
@@ -166,7 +166,7 @@ def _first_rivals(view: View, rivals: Ints, queue: Ints, squares: Floats) -> Int
 
 
 def _record_vectors(view: View, answers: Answers, waiting: dict[int, Floats]) -> list[int]:
-    """Keep the vectors that prefer their tokens beyond doubt; the tokens of the others. None is waiting afterwards."""
+    """Keep the vectors that provably prefer their tokens; return the tokens of the others, and empty `waiting`."""
     if not waiting:
         return []
     tokens, vectors = np.array(list(waiting)), np.array(list(waiting.values()))
@@ -214,7 +214,7 @@ def _without_duplicates(view: View, answers: Answers) -> View:
 
 
 def _record_near_duplicate(view: View, answers: Answers, place: int, twin: int) -> None:
-    """A token that equals another up to rounding never wins; it is tied unless it is lower beyond doubt."""
+    """A token that equals another up to rounding never wins; it is tied unless it is provably lower."""
     _record_weights(view, answers, int(view.names[place]), view.names[[twin]], np.ones(1))
 
 
