@@ -200,7 +200,7 @@ def test_a_file_about_another_table_or_something_else_is_refused(tmp_path):
     with pytest.raises(ValueError, match="a module in memory: pass the model"):
         ns.verify(path)
     (tmp_path / "other.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"other\.safetensors must be a result that was saved"):
+    with pytest.raises(ValueError, match=r"other\.safetensors must be a result saved"):
         vocab(random_net(), inputs=EXAMPLE, resume=tmp_path / "other.safetensors")
     ns.ranges(demo_model()).save(tmp_path / "ranges.safetensors")
     with pytest.raises(ValueError, match=r"other results than verdicts on tokens \(layer_ranges\)"):
