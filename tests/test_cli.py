@@ -17,7 +17,7 @@ import torch
 import normscope
 from normscope import cli
 from normscope.data import demo_model
-from normscope.files import write_whole
+from normscope.files import write_atomically
 from normscope.results.result import type_named
 from saved_results import arrays_of, with_arrays
 
@@ -59,7 +59,7 @@ def assert_refused(done, message):
 
 @pytest.fixture(scope="module")
 def inspected(tmp_path_factory):
-    """One run with everything: JSON, page and picture of the bundled model on its sample text."""
+    """One run with everything: JSON, page and picture of the demo model on its sample text."""
     folder = tmp_path_factory.mktemp("inspected")
     page, picture = folder / "report.html", folder / "geometry.svg"
     done = run("inspect", "--json", "--text", "sample", "--html", page, "--picture", picture)
@@ -143,7 +143,7 @@ def test_ranges_prints_tables_of_at_most_100_columns():
 
 @pytest.fixture
 def model(tmp_path):
-    """A copy of the bundled model, to be spoilt."""
+    """A copy of the demo model, to be spoilt."""
     return shutil.copytree(demo_model(), tmp_path / "model")
 
 
@@ -263,13 +263,13 @@ def test_a_file_that_can_not_be_written_after_all_is_named_and_leaves_nothing(mo
 
     monkeypatch.setattr(os, "replace", full_disk)
     with pytest.raises(OSError, match=r"page\.html can't be written: No space left on device$"):
-        write_whole(b"page", tmp_path / "page.html")
+        write_atomically(b"page", tmp_path / "page.html")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_longest_name_that_a_folder_takes_can_be_written(tmp_path):
     file = tmp_path / ("n" * 250 + ".html")
-    write_whole(b"page", file)
+    write_atomically(b"page", file)
     assert file.read_bytes() == b"page"
 
 
@@ -326,9 +326,9 @@ def test_verify_checks_saved_certificates_again(tmp_path):
     file.write_bytes(with_arrays(file.read_bytes(), queries=-arrays_of(file.read_bytes())["queries"]))
     assert run("verify", file).returncode == 1
     assert_refused(run("verify", tmp_path / "nowhere.npz"), "nowhere.npz: no such file")
-    assert_refused(run("verify", tmp_path), "and is a folder")
+    assert_refused(run("verify", tmp_path), "but is a folder")
     file.write_bytes(b"no result at all")
-    assert_refused(run("verify", file), "must be a result that was saved by normscope")
+    assert_refused(run("verify", file), "must be a result saved by normscope")
     assert_refused(run("inspect", "--text", tmp_path / "nowhere.txt"), "nowhere.txt: no such file or directory")
 
 

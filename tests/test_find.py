@@ -278,7 +278,7 @@ def test_a_batch_norm_in_a_state_dict_is_not_taken_for_a_layer_norm(tmp_path):
     torch.save(model.state_dict() | {"norm.weight": torch.ones(2, 3)}, tmp_path / "model.pt")
     inventory = find(tmp_path / "model.pt")
     assert "running statistics" in inventory["batch_norm"].problem
-    assert inventory["norm"].problem == "has a gain of shape (2, 3), which is no vector"
+    assert inventory["norm"].problem == "has a gain of shape (2, 3), which is not a vector"
 
 
 def test_modules_that_differ_in_what_is_not_plain_are_asked_apart():
@@ -321,7 +321,7 @@ def test_a_norm_of_any_width_is_unknown_until_it_is_used():
 
     (found,) = find(nn.Sequential(FreeNorm())).values()
     assert (found.kind, found.size) == ("unknown", 0)
-    assert "shows only in use" in found.problem
+    assert "only known in use" in found.problem
 
 
 def test_gains_with_axes_of_length_one_are_vectors():

@@ -14,8 +14,8 @@ from normscope.results.folding import AFTER_LOOKUP, FOLDED, KEPT
 from normscope.rewrite import stored_tensors
 
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
-OTHERWISE = "inside the model it computes something else than when it runs alone"
-NO_MATRIX = "which is no product with one stored matrix"
+OTHERWISE = "inside the model it computes something else than alone"
+NO_MATRIX = "which is not a product with one stored matrix"
 
 
 class Trap(nn.Module):
@@ -81,7 +81,7 @@ TRAPS = {  # what it computes, what it is made of; what becomes of the mean and 
         AFTER_LOOKUP, FOLDED, "which table uses too"),
     "a function that reads the stream": (
         lambda self, ids: self.first(self.norm(x := self.table(ids))) + self.second(F.layer_norm(x, (6,))), {},
-        KEPT, FOLDED, "layer_norm in the model (layer_norm_1) reads the same stream and sees its mean"),
+        KEPT, FOLDED, "layer_norm in the model (layer_norm_1) reads the same stream and depends on its mean"),
     "self-attention of torch": (
         lambda self, ids: attend(self, y := self.norm(self.table(ids)), y),
         {"attention": nn.MultiheadAttention(6, 2, batch_first=True)}, FOLDED, FOLDED, ""),
@@ -109,7 +109,7 @@ TRAPS = {  # what it computes, what it is made of; what becomes of the mean and 
         KEPT, FOLDED, "where in the model"),
     "the mean of the stream as a factor": (
         lambda self, ids: self.first(self.norm(x := self.table(ids))) * x.mean(-1, keepdim=True), {},
-        KEPT, FOLDED, "mean in the model (mean) reads the same stream and sees its mean"),
+        KEPT, FOLDED, "mean in the model (mean) reads the same stream and depends on its mean"),
     "a factor made of the output": (
         lambda self, ids: self.first((y := self.norm(self.table(ids))) * y.sum(-1, keepdim=True)), {},
         FOLDED, KEPT, "its output is read by sum in the model"),
@@ -171,7 +171,7 @@ def test_a_layer_that_reads_channels_in_another_order_does_not_take_the_mean_of_
 
 def test_a_function_that_normalizes_is_named_too():
     folding = fold(Trap(lambda self, ids: self.first(F.layer_norm(self.table(ids), (6,), self.bias))), inputs=IDS)
-    assert "it is a function in the code" in folding.kept["layer_norm in the model (layer_norm)"]
+    assert "it is a function call inside a larger module" in folding.kept["layer_norm in the model (layer_norm)"]
     assert folding.changed == ()
 
 

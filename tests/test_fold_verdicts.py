@@ -93,19 +93,19 @@ def test_a_mean_is_removed_where_all_that_is_written_can_be_centred(what):
 
 NOT_CENTRED = {
     "an activation": (lambda self, ids: self.first(self.norm(self.table(ids).relu())),
-                      r"relu in the model \(relu\) writes to its stream and is no linear map"),
+                      r"relu in the model \(relu\) writes to its stream and is not a linear map"),
     "a reader of the stream": (lambda self, ids: self.first(self.norm(x := self.table(ids))) + self.second(x),
-                               r"linear in second \(linear_1\) reads the same stream and sees its mean"),
+                               r"linear in second \(linear_1\) reads the same stream and depends on its mean"),
     "an output": (lambda self, ids: (self.first(self.norm(x := self.table(ids))), x),
-                  "the output of the model reads the same stream and sees its mean"),
+                  "the output of the model reads the same stream and depends on its mean"),
     "an RMSNorm": (lambda self, ids: self.first(self.norm(x := self.table(ids))) + self.second(self.rms(x)),
                    "rms reads the same stream and does not subtract its mean"),
     "an RMSNorm that writes": (lambda self, ids: self.first(self.norm(self.rms(self.table(ids)))),
                                "rms writes to its stream and does not subtract the mean"),
     "convolved in groups": (lambda self, ids: self.first(self.norm(self.grouped(self.table(ids).mT).mT)),
-                            r"conv1d in grouped \(conv1d\) writes to its stream and is no linear map"),
+                            r"conv1d in grouped \(conv1d\) writes to its stream and is not a linear map"),
     "positions made anew": (lambda self, ids: self.first(self.norm(self.table(ids) + self.waves)),
-                            "waves, which is no part of a checkpoint"),
+                            "waves, which is not stored in checkpoints"),
     "a number added": (lambda self, ids: self.first(self.norm(self.table(ids) + 1)),
                        r"add in the model \(add\) adds 1 to all channels"),
     "channels turned round": (lambda self, ids: self.first(self.norm(self.table(ids).flip(-1))), "flip in the model"),
@@ -121,7 +121,7 @@ NOT_CENTRED = {
     "a shared layer": (lambda self, ids: self.norm(self.second(self.table(ids))) + self.second(self.positions),
                        r"second writes to its stream with second.weight, which second uses too"),
     "whole numbers": (lambda self, ids: self.first(self.norm(x := self.table(ids))) + self.second(x.long().float()),
-                      "reads the same stream and sees its mean"),
+                      "reads the same stream and depends on its mean"),
 }  # fmt: skip
 
 
@@ -154,8 +154,8 @@ def test_linear_readers_take_gain_and_bias(what):
 
 GAIN_ONLY = {
     "no bias": (lambda self, y: self.first(y) + self.without(y), "its reader without has no bias"),
-    "a factor for each token": (lambda self, y: self.first(y * y.new_ones(4, 1)), "what is not one known number"),
-    "two factors": (lambda self, y: self.first(2 * y) - self.first(y), "multiplied by what is not one known number"),
+    "a factor for each token": (lambda self, y: self.first(y * y.new_ones(4, 1)), "an unknown factor"),
+    "two factors": (lambda self, y: self.first(2 * y) - self.first(y), "multiplied by an unknown factor"),
     "a shared bias": (lambda self, y: F.linear(y, self.weight, self.bias) + F.linear(y, self.without.weight, self.bias),
                       "has the bias bias, which the model uses too"),
 }  # fmt: skip

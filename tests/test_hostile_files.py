@@ -61,19 +61,19 @@ def little_memory():
     ("content", "message"),
     [
         (with_flag(npz(a=np.ones(3)), 0, 1), "encrypted"),
-        (with_flag(npz(a=np.ones(3)), 2, 99), "compressed in another way"),
-        (with_flag(npz(a=np.ones(3)), 2, 12), "compressed in another way"),
-        (archive_of(a=b"\x93NUMPX" + npy((1,))[6:]), "no header of numpy's"),
+        (with_flag(npz(a=np.ones(3)), 2, 99), "must be stored or compressed by deflate"),
+        (with_flag(npz(a=np.ones(3)), 2, 12), "must be stored or compressed by deflate"),
+        (archive_of(a=b"\x93NUMPX" + npy((1,))[6:]), "no valid numpy header"),
         (npz(a=np.arange(900.0))[:200] + bytes(60) + npz(a=np.arange(900.0))[260:], "is not a readable .npz file"),
         (archive_of(a=npy((2**45,))), "does not fit the 8 bytes"),
         (archive_of(a=npy((2**45, 2**45, 2**45))), "does not fit the 8 bytes"),
         (archive_of(a=npy((-1,))), "does not fit the 8 bytes"),
-        (archive_of(a=npy((1,), "|O")), "must be of numbers or text, got dtype"),
-        (archive_of(a=npy((1,), "<c8")), "must be of numbers or text, got dtype"),
+        (archive_of(a=npy((1,), "|O")), "must hold numbers or text, got dtype"),
+        (archive_of(a=npy((1,), "<c8")), "must hold numbers or text, got dtype"),
         (archive_of(a=npy((8,), "|b1", bytes([0, 1, 7, 0, 0, 0, 0, 0]))), "bytes 0 and 1"),
-        (archive_of(a=npy((2,), "<U1", b"\xff" * 8)), "no characters"),
-        (archive_of(a=b"\x93NUMPY\1\0" + struct.pack("<H", 9000) + b"(" * 9000), "no header of numpy's"),
-        (b"", "it is no archive"),
+        (archive_of(a=npy((2,), "<U1", b"\xff" * 8)), "not characters"),
+        (archive_of(a=b"\x93NUMPY\1\0" + struct.pack("<H", 9000) + b"(" * 9000), "no valid numpy header"),
+        (b"", "it is not an archive"),
     ],
 )
 def test_damaged_archives_are_refused_in_one_line(content, message):
@@ -152,7 +152,7 @@ def test_a_name_without_end_in_a_pickle_is_refused_at_once(tmp_path):
         ("1,a\n2," + '"' + "b" * 140_000, None, r"a quotation mark may be missing"),
         ("1,a\n2,b\n", "²", r"--label must name a column .* got '²'"),
         ("1,a\n2,b\n", "9" * 5000, r"--label must name a column .* got '999.*…"),
-        ("x" * 9000 + ",k\ny,b\n", None, r"there must be a finite number, got 'y'"),
+        ("x" * 9000 + ",k\ny,b\n", None, r"expected a finite number, got 'y'"),
     ],
 )
 def test_tables_that_can_not_be_read_are_refused_in_one_line(tmp_path, text, label, message):

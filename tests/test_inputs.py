@@ -164,7 +164,7 @@ def test_files_that_hold_no_inputs_are_refused_in_one_line(tmp_path):
 
     for path, words in (
         (file("nan.npz", x=np.array([1.0, np.nan])), "input 'x' must be finite and real, got 1 NaN or infinite of 2"),
-        (file("complex.npz", x=np.array([1j])), "array 'x' must be of numbers or text, got dtype dtype('complex128')"),
+        (file("complex.npz", x=np.array([1j])), "array 'x' must hold numbers or text, got dtype dtype('complex128')"),
         (file("words.npz", x=np.array(["a"])), "input 'x' must be a tensor or an array of numbers"),
         (file("objects.npz", x=np.array([{}], dtype=object)), "not a readable .npz file"),
     ):

@@ -238,9 +238,9 @@ def test_layers_without_a_norm_are_named_and_the_others_asked():
         assert {place.layer for place in result.places} == {"transformer.h.1.attn"}
         assert_fits_schema(result)
     model.transformer.h[1].ln_1 = nn.Identity()  # past the norm in between goes the residual stream
-    with pytest.raises(ValueError, match="no layer of GPT2LMHeadModel can be asked: no norm stands before the keys"):
+    with pytest.raises(ValueError, match="no layer of GPT2LMHeadModel is covered: no norm stands before the keys"):
         keys(model, inputs=[batch], at="input")
-    with pytest.raises(ValueError, match="no layer of GPT2LMHeadModel can be asked: no norm stands before the query"):
+    with pytest.raises(ValueError, match="no layer of GPT2LMHeadModel is covered: no norm stands before the query"):
         keys(model, inputs=[batch], queries="reachable")
 
 
@@ -327,7 +327,7 @@ def test_tokens_of_lost_keys_are_those_of_the_text():
     text = sample_text()[:2500]
     result = keys(demo_model(), text=text, max_keys=200)
     lost = [key for place in result.places for key in place.never_selected_keys]
-    assert lost, "this text has lost keys at heads of the bundled model"
+    assert lost, "this text has lost keys at heads of the demo model"
     assert all(key.token and key.token in text for key in lost)
     assert result.text == "2,500 characters"
     assert result.model == "the demo model"
@@ -453,12 +453,12 @@ def causal(payload):
 @pytest.mark.parametrize(
     ("alter", "reason"),
     [
-        (altered_counts(duplicates=1), "h.0.attn, head 3: duplicates is not what follows from the certificates"),
-        (altered_counts(near_ties=9), "h.0.attn, head 3: near_ties is not what follows from the certificates"),
-        (altered_counts(never_selected=0, share=0.0), "is not what follows"),
-        (altered_counts(never_selected_keys=[]), "is not what follows"),
-        (without_sets, "is no part of a key_selection"),
-        (of_another_place, "must be of one or more of the places"),
+        (altered_counts(duplicates=1), "h.0.attn, head 3: duplicates does not follow from the certificates"),
+        (altered_counts(near_ties=9), "h.0.attn, head 3: near_ties does not follow from the certificates"),
+        (altered_counts(never_selected=0, share=0.0), "does not follow"),
+        (altered_counts(never_selected_keys=[]), "does not follow"),
+        (without_sets, "is not part of a key_selection"),
+        (of_another_place, "must belong to one or more of the places"),
         (of_another_sequence, "sequence 5: it must be one of 1 sequences"),
         (causal, "the weights of key"),
     ],
@@ -499,7 +499,7 @@ def test_counts_alone_prove_nothing():
     assert result.sets == ()
     assert verdict_on(result.to_bytes()) == (
         False,
-        "transformer.h.0.attn, head 0: keys is not what follows from the certificates",
+        "transformer.h.0.attn, head 0: keys does not follow from the certificates",
     )
 
 

@@ -369,7 +369,7 @@ def test_names_that_occur_twice_are_told_apart_by_their_folders(tmp_path):
 
 def test_what_was_not_copied_whole_is_said(tmp_path):
     (tmp_path / "train.de.gz").write_bytes(gzip.compress(b"ein mann " * 100)[:-9])
-    with pytest.raises(ValueError, match="was not copied whole"):
+    with pytest.raises(ValueError, match="is truncated"):
         text(tmp_path / "train.de.gz")
 
 

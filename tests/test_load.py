@@ -23,7 +23,7 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
 @pytest.fixture
 def model(tmp_path):
-    """A copy of the bundled model, to be spoilt."""
+    """A copy of the demo model, to be spoilt."""
     return shutil.copytree(demo_model(), tmp_path / "model")
 
 
@@ -89,7 +89,7 @@ def test_architectures_that_name_no_model_are_not_called_and_named(model, names)
     change(model / "config.json", architectures=names)
     config = json.loads((model / "config.json").read_text())
     assert type(build_architecture(config)).__name__ == "GPT2Model"
-    with pytest.warns(NotFollowedWarning, match=f"names \\['{names[0]}'\\] as its architectures, no model of"):
+    with pytest.warns(NotFollowedWarning, match=f"names \\['{names[0]}'\\] as its architectures, not a model of"):
         assert type(load_model(model)).__name__ == "GPT2Model"
 
 
@@ -181,7 +181,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
 def test_a_length_without_room_for_a_token_is_refused(tmp_path):
     build("t5").save_pretrained(tmp_path)
     transformers.ByT5Tokenizer(model_max_length=1).save_pretrained(tmp_path)
-    assert "no token of a text fits" in refusal(ValueError, text_batches, tmp_path, "words")
+    assert "context is too short" in refusal(ValueError, text_batches, tmp_path, "words")
 
 
 @pytest.mark.parametrize(("architecture", "takes"), [("vit", "pixel_values"), ("whisper", "input_features")])

@@ -33,7 +33,7 @@ def compiled_or_not(request, monkeypatch):
     monkeypatch.setitem(sys.modules, "normscope.nn.kernels", None)
     monkeypatch.setattr(operator, "_told", [])
     operator._passes.cache_clear()
-    with pytest.warns(RuntimeWarning, match="compiled passes are not to be had"):
+    with pytest.warns(RuntimeWarning, match="compiled passes are not available"):
         normscope.nn.norm(torch.ones(1, 4))
     yield
     operator._passes.cache_clear()

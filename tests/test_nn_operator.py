@@ -214,7 +214,7 @@ def test_missing_passes_are_told_once_and_with_the_reason(monkeypatch):
     monkeypatch.setattr(operator, "_told", [])
     operator._passes.cache_clear()
     try:
-        with pytest.warns(RuntimeWarning, match=r"not to be had here \((Import|ModuleNotFound)Error: "):
+        with pytest.warns(RuntimeWarning, match=r"not available here \((Import|ModuleNotFound)Error: "):
             normscope.nn.norm(torch.ones(2, 12))
         normscope.nn.norm(torch.ones(2, 12), groups=3)  # another warning would be an error
         assert len(operator._told) == 2

@@ -36,7 +36,7 @@ DETR = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_di
 
 @pytest.fixture
 def folder(tmp_path):
-    """A copy of the bundled model, to be spoilt."""
+    """A copy of the demo model, to be spoilt."""
     return shutil.copytree(demo_model(), tmp_path / "model")
 
 
@@ -232,7 +232,7 @@ def test_a_class_that_is_no_whole_model_is_named_in_a_note(command, folder, name
     code, out, err = command(name, folder, "--json", *more)
     assert code == 0
     said = json.loads(out)["notes"][0] if name == "inspect" else err
-    assert "names ['PreTrainedModel'] as its architectures, no model of transformers" in said
+    assert "names ['PreTrainedModel'] as its architectures, not a model of transformers" in said
     assert "read as the plain model of kind 'gpt2', without a head" in said
 
 

@@ -120,7 +120,7 @@ OUTSIDE = {
         "has a gain .* that is neither a parameter w, nor 1 \\+ w, nor 1",
     ),
     "BatchNorm in eval mode": (nn.BatchNorm1d(8), "neither projects nor scales"),
-    "InstanceNorm": (nn.InstanceNorm1d(6), "over positions, in each channel by itself"),
+    "InstanceNorm": (nn.InstanceNorm1d(6), "over positions, separately for each channel"),
     "one channel": (nn.LayerNorm(1), "its output does not depend on its input"),
     "eps that nothing explains": (
         Written(9, lambda x, m: x / (rms(x) ** 3 + 1e-6) ** (1 / 3) * m.weight),

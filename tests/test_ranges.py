@@ -217,7 +217,7 @@ NOT_COVERED = {
     "does not read a norm": lambda self, x: self.norm(self.layer(x)),
     "reads norm, but not its output as it is": lambda self, x: self.layer(2 * self.norm(x)),
     "does not read a norm in 1 of its 2 calls": lambda self, x: self.layer(self.layer(self.norm(x))),
-    "applies its weights in a way that is not followed: no plain matrix product": (
+    "applies its weights in an unsupported way: not a plain matrix product": (
         lambda self, x: torch.bmm(self.norm(x), self.cube)
     ),
 }

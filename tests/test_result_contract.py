@@ -118,22 +118,22 @@ def altered(**changes):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "must be a result that was saved"),
-        (b"\xff" * 40, "must be a result that was saved"),
-        (TOY.to_bytes()[:60], "must be a result that was saved|can't be read"),
+        (b"", "must be a result saved"),
+        (b"\xff" * 40, "must be a result saved"),
+        (TOY.to_bytes()[:60], "must be a result saved|can't be read"),
         (TOY.to_bytes()[:-5], "can't be read as a result"),
-        (save({"a": np.ones(2)}), "must be a result that was saved"),
+        (save({"a": np.ones(2)}), "must be a result saved"),
         (save({"a": np.ones(2)}, metadata={"format": "normscope result 1", "result": "[" * 10**5}), "can't be read"),
-        (save({}, metadata={"format": "normscope result 1", "result": "{}"}), "of which type"),
+        (save({}, metadata={"format": "normscope result 1", "result": "{}"}), "has no type"),
         (altered(type="os"), "type must be a kind of result, got 'os'"),
         (altered(type="../x"), "type must be a kind of result"),
         (altered(schema_version=7), "schema_version must be 1, got 7"),
         (altered(country=3), "country must be str, got 3"),
         (altered(towns=[{"name": "a"}]), "people is missing"),
         (altered(towns=3), "towns must be"),
-        (altered(more=3), "'more' is not what follows"),
+        (altered(more=3), "'more' does not follow"),
         (altered(notes={"seconds": "x"}), "seconds must be float"),
-        (altered(towns=[]), "towns.0.rain' is no part"),
+        (altered(towns=[]), "towns.0.rain' is not part"),
     ],
     ids=itertools.count(),
 )
@@ -146,7 +146,7 @@ def test_damaged_and_forged_files_are_refused_in_one_line(content, message):
 def test_what_follows_from_fields_cannot_be_forged():
     payload = TOY.to_dict()
     payload["towns"][0]["large"] = False
-    with pytest.raises(InputError, match="'towns' is not what follows"):
+    with pytest.raises(InputError, match="'towns' does not follow"):
         load_bytes(altered(towns=payload["towns"]), "towns.safetensors")
 
 

@@ -58,15 +58,15 @@ def test_what_was_loaded_is_what_was_saved(result, tmp_path):
         ("query_keys", lambda x: x.astype(np.int32), "array query_keys must be of int64, got int32"),
         ("weights", lambda x: x.astype(np.float32), "array weights must be of float64, got float32"),
         ("weights", lambda x: None, "array weights must be of float64, got none"),
-        ("margins", lambda x: x * 1.001, "is not what follows|another margin"),
-        ("residuals", lambda x: x + 1e-3, "is not what follows|another residual"),
-        ("near_ties", np.zeros_like, "is not what follows"),
-        ("near_ties", lambda x: x[0], "near_ties must have shape"),
+        ("margins", lambda x: x * 1.001, "does not follow|the margin of the query"),
+        ("residuals", lambda x: x + 1e-3, "does not follow|the residual of the weights"),
+        ("near_ties", np.zeros_like, "does not follow"),
+        ("near_ties", lambda x: x[0], "near_ties must have the shape"),
         ("bias", lambda x: np.ones(3), "bias must have one entry per key"),
         ("keys", lambda x: x[0, 0], "keys must have shape"),
         ("keys", lambda x: x[:, :, ::-1].copy(), "does not prefer"),
         ("center", lambda x: np.zeros(3), "array semi_axes must be of float64, got none"),
-        ("note", lambda x: np.zeros(80), "'selection.note' is no part of a selection"),
+        ("note", lambda x: np.zeros(80), "'selection.note' is not part of a selection"),
     ],
 )
 def test_any_change_to_a_certificate_is_noticed(result, name, change, reason):
@@ -83,7 +83,7 @@ def test_counts_and_marks_must_be_what_follows(result):
     payload = result.to_dict()
     payload["counts"][0]["near_ties"] = 0
     holds, why = verdict_on(with_arrays(result.to_bytes(), payload))
-    assert (holds, "'counts' is not what follows" in why) == (False, True)
+    assert (holds, "'counts' does not follow" in why) == (False, True)
     unmarked = selectable([[0, 0], [0.3, 0.3], [0.1, 0.1]])  # a near tie
     payload = unmarked.to_dict()
     assert payload["counts"][0]["near_ties"] == 1

@@ -177,8 +177,8 @@ def test_a_file_has_a_text_a_tab_and_a_label_in_each_line(tmp_path):
             "sentence\tlabel\na\t1\nb\t1\nc\t0\nd\t0\n",
             "each label must occur twice or more, got 'label' only in line 1",
         ),
-        ("a\t1\nb\t1\n", "there must be two or more labels, got 1"),
-        ("", "there must be two or more labels, got 0"),
+        ("a\t1\nb\t1\n", "expected two or more different labels, got 1"),
+        ("", "expected two or more different labels, got 0"),
     ],
 )
 def test_a_file_that_is_not_so_is_refused_with_the_line(tmp_path, content, message):
@@ -220,7 +220,7 @@ def test_what_can_not_be_measured_is_refused_with_what_came(model, given, labels
 def test_texts_need_a_folder_and_must_be_texts():
     with pytest.raises(ValueError, match="text needs a folder with a tokenizer"):
         separability(nn.LayerNorm(4), text=["some", "words"], labels=[0, 1])
-    with pytest.raises(ValueError, match="text must be a string or several, got dict"):
+    with pytest.raises(ValueError, match="text must be a string or several strings, got one of type dict"):
         separability(ns.demo_model(), text=[{"input_ids": [1]}, "words"], labels=[0, 1])
 
 

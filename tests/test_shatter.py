@@ -344,7 +344,7 @@ def test_what_was_tried_is_resumed_too(tmp_path, monkeypatch):
 def test_the_file_is_written_now_and_then(tmp_path, monkeypatch):
     written = []
     monkeypatch.setattr(labellings, "KEEP", 0.0)
-    monkeypatch.setattr(labellings, "write_whole", lambda content, path: written.append(load_bytes(content, "")))
+    monkeypatch.setattr(labellings, "write_atomically", lambda content, path: written.append(load_bytes(content, "")))
     shatter(2, resume=tmp_path / "networks.safetensors")
     counts = [saved.certified for saved in written]
     assert len(counts) > 10
@@ -402,10 +402,10 @@ def test_what_a_file_says_is_checked_again_and_wrong_networks_are_replaced(tmp_p
         ({"depth": 0}, "there must be 1 to 64 layers"),
         ({"numbers": np.zeros((16, 3))}, "numbers must be float64 of shape"),
         ({"numbers": np.full((16, 15), np.nan)}, "numbers must be finite"),
-        ({"certified": 30}, "'certified' is not what follows"),
-        ({"certificates": np.zeros(16, bool)}, "is no part of a shattering"),
-        ({"seed": 0, "tried": np.zeros(16, np.int64)}, "seed and tried while networks are missing, and only then"),
-        ({"numbers": np.zeros((16, 15))}, "seed and tried while networks are missing, and only then"),
+        ({"certified": 30}, "'certified' does not follow"),
+        ({"certificates": np.zeros(16, bool)}, "is not part of a shattering"),
+        ({"seed": 0, "tried": np.zeros(16, np.int64)}, "seed and tried must be there if, and only if"),
+        ({"numbers": np.zeros((16, 15))}, "seed and tried must be there if, and only if"),
         ({"schema_version": 1}, "schema_version must be 2, got 1"),
     ],
 )
@@ -433,7 +433,7 @@ def test_verify_certifies_a_file_again_and_looks_for_nothing(tmp_path):
     wrong = result.numbers.copy()
     wrong[6] *= -1
     saved_again(result, path, wrong)
-    assert ns.verify(path).reason == "2 of 32 labellings are not given by the networks kept for them"
+    assert ns.verify(path).reason == "2 of 32 labellings are not realised by the networks stored for them"
     for changes, reason in (
         ({"bits": result.bits + 1}, "bits of precision decide all labels"),
         ({"by_runs": result.by_runs[:-1]}, "the table of runs"),
@@ -447,7 +447,7 @@ def test_verify_certifies_a_file_again_and_looks_for_nothing(tmp_path):
 def test_other_results_and_other_files_are_refused_and_left_alone(tmp_path):
     path = tmp_path / "networks.safetensors"
     path.write_bytes(b"something of value")
-    with pytest.raises(ValueError, match="must be a result that was saved by normscope"):
+    with pytest.raises(ValueError, match="must be a result saved by normscope"):
         shatter(2, resume=path)
     assert path.read_bytes() == b"something of value"
     ns.capacity.memorize([[0.0], [1.0]], [0, 1]).save(path, force=True)

@@ -272,7 +272,11 @@ def test_the_result_reads_as_a_table_and_as_json():
     assert repr(swapping) == "Swapping(Sequential: 1 swapped, 1 kept)"
     cells = [line.split() for line in str(swapping).splitlines()]
     assert ["0", "layernorm", "lng", "12", "3", "4"] in cells
-    assert ["1", "rmsnorm", *["is", "no", "LayerNorm:", "name", "it", "with", "only=", "to", "swap", "it"]] in cells
+    assert [
+        "1",
+        "rmsnorm",
+        *["is", "not", "a", "LayerNorm:", "name", "it", "with", "only=", "to", "swap", "it"],
+    ] in cells
     stored = json.loads(json.dumps(swapping.to_dict(), allow_nan=False))
     assert stored["swapped"][0]["groups"] == 3
     assert stored["kept"][0]["kind"] == "rmsnorm"

@@ -419,8 +419,8 @@ def test_findings_survive_as_plain_arrays():
         ({"queries": np.full((1, 6), np.nan)}, "array queries must be finite"),
         ({"queries": np.ones((1, 6), np.float32)}, "array queries must be of float64, got float32"),
         ({"weights": None}, "array weights must be of float64, got NoneType"),
-        ({"frame": None}, "own directions need center, axes and variances"),
-        ({"power": np.zeros(90)}, "own directions need center, axes and variances, which are for nothing else"),
+        ({"frame": None}, "center, axes and variances must be there if"),
+        ({"power": np.zeros(90)}, "center, axes and variances must be there if"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

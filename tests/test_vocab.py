@@ -197,10 +197,10 @@ def test_a_file_about_another_table_or_something_else_is_refused(tmp_path):
     with pytest.raises(ValueError, match="about another table"):
         vocab(random_net(1), inputs=EXAMPLE, resume=path)
     assert verified(path, random_net(1)) == (False, "the certificates are for another table: its SHA-256 differs")
-    with pytest.raises(ValueError, match="a module that was in memory: give the model"):
+    with pytest.raises(ValueError, match="a module in memory: pass the model"):
         ns.verify(path)
     (tmp_path / "other.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"other\.safetensors must be a result that was saved"):
+    with pytest.raises(ValueError, match=r"other\.safetensors must be a result saved"):
         vocab(random_net(), inputs=EXAMPLE, resume=tmp_path / "other.safetensors")
     ns.ranges(demo_model()).save(tmp_path / "ranges.safetensors")
     with pytest.raises(ValueError, match=r"other results than verdicts on tokens \(layer_ranges\)"):
@@ -335,7 +335,7 @@ def test_many_tokens_are_cut_short_in_a_table():
     rows = [TokenVerdict(number, "x" * 50, "never", None) for number in range(500)]
     text = as_text(result_with(rows, norm=None, not_asked="reason"))
     assert "and 460 more" in text
-    assert "Nothing is said about the outputs of a norm: reason." in text
+    assert "No verdicts for the outputs of a norm: reason." in text
 
 
 def test_the_command_prints_json_that_fits_the_schema(tmp_path):

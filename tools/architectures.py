@@ -1,12 +1,12 @@
 """docs/architectures.md: every architecture through inspect, ranges, fold, capture and swap.
 
-    python tools/architectures.py                # half an hour; goes on where it was interrupted
+    python tools/architectures.py                # half an hour; resumes an interrupted run
     python tools/architectures.py gemma3_text    # only these, anew
     python tools/architectures.py --page         # only the page, from docs/results/architectures.json
 
 The models are tiny and random (tests/architectures.py). Each is written to a folder and given to the commands as
-such, in a process of its own with a time limit; what has failed is tried again by the next run. Rows that are done are
-kept in build/architectures. Large weights are for `ranges`: its bounds are held against what the model computes.
+such, in a process of its own with a time limit; failures are tried again by the next run. Finished rows are
+kept in build/architectures. Large weights are for `ranges`: its bounds are compared with what the model computes.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""The tables of docs/folding.md: every architecture, folded by one and the same call, with what was kept and why.
+"""The tables of docs/folding.md: every architecture, folded by the same call, with what was kept and why.
 
     python tools/folding_table.py            # a minute; rewrites docs/folding.md and docs/results/folding.json
     python tools/folding_table.py --speed    # only the table of docs/results/fold.json, from `normscope bench fold`
 
 The models are tiny and random (tests/folding_models.py): two layers, 16 channels, random gains and biases. Each is
-folded, saved, loaded again and compared; nothing about an architecture is known to the code that folds it.
+folded, saved, loaded again and compared; the code that folds them knows no architecture.
 """
 
 import json

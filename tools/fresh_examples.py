@@ -1,4 +1,4 @@
-"""All property tests again with other examples, one seed after the other, until one fails or all runs are done.
+"""Run all property tests with new examples, one seed after the other, until one fails or all runs are done.
 
     python tools/fresh_examples.py --runs 20 --seed 1
 

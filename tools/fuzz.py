@@ -722,7 +722,7 @@ def claim_size(content: bytes, draw: Random) -> bytes:
 
 
 def unpacks_to_more(content: bytes, draw: Random) -> bytes:
-    """An archive of some kilobytes, one file of which unpacks to 4 GB, and may say that it is smaller."""
+    """An archive of some kilobytes with a file that unpacks to 4 GB, and may declare a smaller size."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         names = archive.namelist()
     name, packed = draw.choice(names).encode(), zeros()
@@ -858,7 +858,7 @@ def _where(error: BaseException) -> str:
 
 
 def campaign(name: str, cases: int, seed: int, *, gigabytes: float = 1.0, first: int = 0) -> Findings:
-    """Run so many cases of a reader in child processes."""
+    """Run this many cases of a reader in child processes."""
     found, start = Findings(name, seed), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="normscope-fuzz-", dir=FAST if FAST.is_dir() else None) as folder:
         workshop = Workshop(name, Path(folder))

@@ -7,7 +7,7 @@ Every type is described by its own defaults, with one layer where it counts laye
 that, in nested configurations too, or puts the name of a repository in place of a text or of nothing. A folder with it,
 with a tokenizer_config.json that is as hostile and with one tensor is given to what all commands read models with:
 `find`, `load_tokenizer` and `token_texts`, and without the tensor to `load_model`, which would fill in random weights
-otherwise. Settings that all types share are replaced in gpt2 alone. Whatever a socket is asked for is recorded and
+otherwise. Settings that all types share are replaced in gpt2 alone. Every request to a socket is recorded and
 denied below everything else. A traceback is an error that the command line would not turn into one line. A type has
 a limit of time and of memory.
 
@@ -218,7 +218,7 @@ def connects_alone(base: dict[str, Any], attempts: list[str]) -> bool:
 
 
 def cases(base: dict[str, Any], most_fields: int | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Configs by what is hostile in them; with at most so many fields replaced one by one, if that is given."""
+    """Configs by what is hostile in them; optionally with a limit on the fields replaced one by one."""
     yield "as it is", base
     for name, settings in {"left out": LEFT_OUT, **REFUSED}.items():
         yield name, {**base, **settings}

@@ -3,8 +3,8 @@
     python tools/shape.py                     # of this checkout
     python tools/shape.py ../other/checkout   # of another one
 
-Counts public names, files and lines by room, modules of the package that are loaded by a few lines of Python, and
-files that can be reached by imports, also by those inside functions, from where a question begins.
+Counts public names, files and lines per folder, modules of the package that a few lines of Python load, and
+files reachable by imports, also by those inside functions, from the entry file of a study.
 """
 
 import ast

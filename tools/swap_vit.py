@@ -4,7 +4,7 @@
 
 The first file has the arrays x_train, y_train, x_test and y_test; images are (n, 32, 32, 3), uint8. Every number of
 groups starts from the same weights and sees the same batches, for each of some seeds. The second file is written after
-each training: called again, the tool goes on where it was, and prints the table that is in docs/lng.md.
+each training: called again, the tool resumes, and prints the table of docs/lng.md.
 """
 
 import argparse

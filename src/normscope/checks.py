@@ -1,4 +1,4 @@
-"""What every public function asks of the numbers it is given, in one place, so that messages read alike."""
+"""Checks of the numbers passed to public functions, in one place so that messages read alike."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from normscope.errors import InputError
 
 Floats = NDArray[np.float64]
-LONGEST = 400  # characters of a message
-MOST_BITS = 256  # of whole numbers that are written out
+LONGEST = 400  # characters in a message
+MOST_BITS = 256  # of the largest whole number written out in full
 
 
 def as_floats(value: Any, name: str) -> Floats:
@@ -58,13 +58,13 @@ def frozen(array: Floats) -> Floats:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, in one line that is not too long; its kind if it says nothing."""
+    """The message of another library's error, shortened to one line; its type if it has no message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return shortened(lines[0]) if lines else type(error).__name__
 
 
 def shortened(text: str, most: int = LONGEST) -> str:
-    """A text in one line of at most so many characters: where it is longer, its middle is left out.
+    """A text in one line of at most `most` characters: if it is longer, its middle is cut out.
 
     >>> shortened("one  line\\nand another"), shortened("0123456789" * 9, most=21)
     ('one line and another', '01234567890123…456789')
@@ -72,7 +72,7 @@ def shortened(text: str, most: int = LONGEST) -> str:
     line = " ".join(text.split())
     if len(line) <= most:
         return line
-    end = (most - 1) // 3  # what to do about it stands at the end
+    end = (most - 1) // 3  # the end says what to do about it
     return f"{line[: most - 1 - end]}…{line[len(line) - end :]}"
 
 
@@ -92,7 +92,7 @@ class _Memory:
 
 
 def allow_memory(gigabytes: float) -> float:
-    """Change how much memory a file may ask for beyond its own size, 1 GB unless this is called; what it was before."""
+    """Set how much memory a file may need beyond its own size (default 1 GB); return the old limit."""
     if not gigabytes > 0:
         raise InputError(f"--max-gigabytes must be above 0, got {gigabytes!r}")
     before, _Memory.gigabytes = _Memory.gigabytes, gigabytes
@@ -100,7 +100,7 @@ def allow_memory(gigabytes: float) -> float:
 
 
 def require_memory(needed: int, stored: int, what: str) -> None:
-    """Refuse to unpack what takes more memory than is allowed, before it is taken; never what is as large in its file.
+    """Refuse to unpack what needs more memory than allowed, before allocating it; data as large as its file is fine.
 
     >>> require_memory(5 * 10**12, 3 * 10**6, "keys.npz")
     Traceback (most recent call last):

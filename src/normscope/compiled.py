@@ -1,4 +1,4 @@
-"""How hot loops are compiled: one toolchain, one set of options, for all rooms."""
+"""How hot loops are compiled: one toolchain and one set of options for the whole package."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import numba
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile with numba, kept on disk where a place can be written, for this process alone where none can.
+    """Compile with numba, cached on disk where possible, otherwise for this process only.
 
     Sums may be reordered to fill vector registers; NaN and infinity keep their meaning.
 

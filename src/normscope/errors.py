@@ -1,14 +1,14 @@
-"""Every error that normscope raises on purpose; all else that leaves it is a defect, or the system's own OSError."""
+"""Every error that normscope raises on purpose; any other exception is a bug, or the system's own OSError."""
 
 from typing import Any
 
 
 class NormscopeError(Exception):
-    """The root of all of them. The command line prints such an error as one line and ends with exit code 2."""
+    """Base class of all normscope errors. The command line prints one as one line and ends with exit code 2."""
 
 
 class InputError(NormscopeError, ValueError):
-    """An argument, or the content of a file, is not what it must be; the message says what was expected and what came.
+    """An argument or the content of a file is invalid; the message says what was expected and what it got.
 
     >>> issubclass(InputError, ValueError)
     True
@@ -20,11 +20,11 @@ class CheckpointError(InputError):
 
 
 class TraceError(InputError):
-    """A model can't be traced, so that nothing is known about who writes and who reads."""
+    """A model can't be traced, so the connections between its modules are unknown."""
 
 
 class NotCertifiedError(NormscopeError):
-    """Something was computed, but its certificate does not hold; `result` is what was found."""
+    """A result was computed, but its certificate does not hold; `result` is that result."""
 
     def __init__(self, message: str, result: Any = None) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, and never in place of another without being asked."""
+"""Files and folders are written atomically, and never replace others unless asked to."""
 
 import gzip
 import io
@@ -22,7 +22,7 @@ from normscope.errors import InputError
 
 try:
     import fcntl
-except ImportError:  # not on Windows: nothing is locked there, so nothing of a killed process is removed
+except ImportError:  # not on Windows: no locks there, so leftovers of killed processes are not removed
     fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 PICTURES = (".pdf", ".png", ".svg")
 PAGES = (".html", ".htm")
-UNFINISHED = ".normscope-"  # how the names of files begin that are being written
-FOLDER = f"{UNFINISHED}folder-"  # and those of folders,
-LOCK = ".lock"  # each with a file beside it that ends so, locked as long as its process runs,
-MARK = b"normscope: the folder beside this file is being written\n"  # and says so
-ENCRYPTED = 1  # a flag of files in a .zip file
-PIECE = 2**20  # bytes that are unpacked at a time
-NUMBERS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")  # that arrays in files may have
+UNFINISHED = ".normscope-"  # prefix of files that are being written
+FOLDER = f"{UNFINISHED}folder-"  # and of folders;
+LOCK = ".lock"  # each has a file beside it with this suffix, locked while its process runs,
+MARK = b"normscope: the folder beside this file is being written\n"  # and with this content
+ENCRYPTED = 1  # flag bit of a file in a .zip archive
+PIECE = 2**20  # bytes unpacked at a time
+NUMBERS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")  # allowed dtypes of arrays in files
 
 
 def require_writable(path: Path, *, force: bool, endings: tuple[str, ...]) -> None:
@@ -63,8 +63,8 @@ def drawn(figure: "Figure", path: Path) -> bytes:
     return file.getvalue()
 
 
-def write_whole(content: bytes, path: Path) -> None:
-    """Write a file that takes its place under the path only when all of it is there."""
+def write_atomically(content: bytes, path: Path) -> None:
+    """Write a file atomically: to a temporary file first, which then replaces the path."""
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=UNFINISHED)
         try:
@@ -75,15 +75,15 @@ def write_whole(content: bytes, path: Path) -> None:
         except BaseException:
             os.unlink(temporary)
             raise
-    except OSError as error:  # it would name the temporary file, which nobody knows
+    except OSError as error:  # its message would name the temporary file
         raise OSError(f"{path} can't be written: {error.strerror}") from None
 
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder that gets its name when all in it is there, and is gone if that fails.
+    """Write a folder atomically: it is renamed to `target` when complete, and removed on failure.
 
-    A process that is killed leaves it behind under a temporary name; the next folder in the same place removes it.
+    A killed process leaves it behind under a temporary name; the next call for the same parent folder removes it.
 
     >>> with tempfile.TemporaryDirectory() as place:
     ...     with new_folder(Path(place) / "new") as folder:
@@ -103,12 +103,12 @@ def new_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
             lock.unlink(missing_ok=True)
             os.close(handle)
-    except OSError as error:  # it would name the temporary folder, which nobody knows
+    except OSError as error:  # its message would name the temporary folder
         raise OSError(f"{target} can't be written: {error.strerror or first_line(error)}") from None
 
 
 def _locked_file(place: Path) -> tuple[int, Path]:
-    """A new file beside which a folder can be written: locked until the process closes it or ends, however it ends."""
+    """A new lock file for a folder to be written: locked until the process closes it or ends in any way."""
     while True:
         handle, name = tempfile.mkstemp(dir=place, prefix=FOLDER, suffix=LOCK)
         if _lock(handle) is not False and os.path.exists(name):  # else another process took it for a leftover
@@ -118,17 +118,17 @@ def _locked_file(place: Path) -> tuple[int, Path]:
 
 
 def _remove_unfinished(place: Path) -> None:
-    """Remove the folders that killed processes were writing here: not those of processes that still run."""
+    """Remove unfinished folders of killed processes, but not those of running ones."""
     for lock in place.glob(f"{FOLDER}*{LOCK}"):
         try:
             handle = os.open(lock, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
-        except OSError:  # a link, of another user, or gone by now
+        except OSError:  # a link, another user's, or already removed
             continue
         try:
-            ours = os.read(handle, len(MARK) + 1) in (MARK, b"")  # empty: killed as soon as it began
+            ours = os.read(handle, len(MARK) + 1) in (MARK, b"")  # empty: killed right after it was created
             if ours and _lock(handle):
                 folder = lock.with_suffix("")
-                shutil.rmtree(folder, ignore_errors=True)  # which does not follow links
+                shutil.rmtree(folder, ignore_errors=True)  # rmtree does not follow links
                 if not folder.exists():
                     lock.unlink(missing_ok=True)
         finally:
@@ -136,7 +136,7 @@ def _remove_unfinished(place: Path) -> None:
 
 
 def _lock(handle: int) -> bool | None:
-    """Lock a file until it is closed: whether that worked, None where files can't be locked."""
+    """Lock a file until it is closed; returns whether that worked, None where files can't be locked."""
     if fcntl is None:
         return None
     try:
@@ -149,7 +149,7 @@ def _lock(handle: int) -> bool | None:
 
 
 def is_archive(file: str | os.PathLike[str] | io.BytesIO) -> bool:
-    """Whether a file ends as a .zip file does."""
+    """Whether a file has the end record of a .zip archive."""
     try:
         return zipfile.is_zipfile(file)
     except zipfile.BadZipFile:
@@ -158,35 +158,35 @@ def is_archive(file: str | os.PathLike[str] | io.BytesIO) -> bool:
 
 @contextmanager
 def opened_archive(file: Path | io.BytesIO, name: str) -> Iterator[zipfile.ZipFile]:
-    """A .zip or .npz file of that name; whatever is wrong with it, or with what is read of it inside, is ValueError."""
+    """Open a .zip or .npz file; any error in it, or while reading from it inside the `with`, becomes an InputError."""
     kind = Path(name).suffix.lower() or ".zip"
     if not is_archive(file):
-        raise InputError(f"{name} is not a readable {kind} file: it is no archive, or was cut off")
+        raise InputError(f"{name} is not a readable {kind} file: it is not an archive, or is truncated")
     try:
         with zipfile.ZipFile(file) as archive:
             [(name_of_part, times)] = Counter(archive.namelist()).most_common(1) or [("", 0)]
-            if times > 1:  # which of them is meant would depend on who reads it
-                raise InputError(f"its parts must have names of their own, got {times} times {quoted(name_of_part)}")
+            if times > 1:  # readers would disagree on which of them to use
+                raise InputError(f"names of its parts must be unique, got {quoted(name_of_part)} {times} times")
             yield archive
     except (OSError, ValueError, EOFError, RuntimeError, struct.error, zlib.error, zipfile.BadZipFile) as error:
         raise InputError(f"{name} is not a readable {kind} file: {first_line(error)}") from None
 
 
 def read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    """What one file in an archive holds, which is never more than the archive says."""
+    """The content of one file in an archive, never more than its stated size."""
     if member.flag_bits & ENCRYPTED:
         raise InputError(f"{quoted(member.filename)} in it is encrypted: unpack it, and pack it without a password")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise InputError(f"{quoted(member.filename)} in it is compressed in another way than by deflate")
+        raise InputError(f"{quoted(member.filename)} in it must be stored or compressed by deflate, got another method")
     with archive.open(member) as file:
-        content = file.read(member.file_size)  # without a size, a false one would be found out after it is unpacked
+        content = file.read(member.file_size)  # bounded: a wrong size would otherwise show only after unpacking
     if len(content) != member.file_size:
         raise InputError(f"{quoted(member.filename)} in it should have {member.file_size} bytes, got {len(content)}")
     return content
 
 
 def unpacked(content: bytes, name: str) -> bytes:
-    """What a .gz file of that name holds; ValueError if it can't be unpacked, or is larger than is allowed."""
+    """The content of a .gz file; InputError if it can't be unpacked or is larger than allowed."""
     pieces, size = [], 0
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
@@ -195,14 +195,14 @@ def unpacked(content: bytes, name: str) -> bytes:
                 size += len(piece)
                 require_memory(size, len(content), name)
     except (EOFError, OSError, zlib.error) as error:
-        raise InputError(f"{name} is not a readable .gz file, or was not copied whole: {first_line(error)}") from None
+        raise InputError(f"{name} is not a readable .gz file, or is truncated: {first_line(error)}") from None
     return b"".join(pieces)
 
 
 def npz_arrays(content: bytes, name: str, only: Container[str] | None = None) -> "dict[str, NDArray[Any]]":
-    """The arrays of an .npz file of that name, or only some. Nothing in it is executed; ValueError if it is none.
+    """The arrays of an .npz file, or only some. Nothing in it is executed; InputError if it is invalid.
 
-    Sizes are checked before memory is taken: of the archive, and of each array against its bytes.
+    Sizes are checked before memory is allocated: of the archive, and of each array against its bytes.
     """
     with opened_archive(io.BytesIO(content), name) as archive:
         members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
@@ -212,19 +212,19 @@ def npz_arrays(content: bytes, name: str, only: Container[str] | None = None) ->
 
 
 def _array(content: bytes, name: str) -> "NDArray[Any]":
-    """One array as .npy files have it, of numbers, truths or text, in the byte order of this machine."""
+    """One array in .npy format, of numbers, booleans or text, in the byte order of this machine."""
     import numpy as np
 
     file = io.BytesIO(content)
     headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd literals in headers that are then refused
+            warnings.simplefilter("ignore")  # about odd literals in headers, which are refused anyway
             shape, by_columns, dtype = headers[np.lib.format.read_magic(file)](file)
     except Exception as error:  # a damaged header can fail anywhere: KeyError, SyntaxError, TypeError, …
-        raise InputError(f"array {quoted(name)} has no header of numpy's ({type(error).__name__})") from None
+        raise InputError(f"array {quoted(name)} has no valid numpy header ({type(error).__name__})") from None
     if dtype.str[1:] not in NUMBERS and dtype.kind not in "US":
-        raise InputError(f"array {quoted(name)} must be of numbers or text, got dtype {quoted(dtype)}")
+        raise InputError(f"array {quoted(name)} must hold numbers or text, got dtype {quoted(dtype)}")
     left = len(content) - file.tell()
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != left or not dtype.itemsize:
         raise InputError(
@@ -233,9 +233,9 @@ def _array(content: bytes, name: str) -> "NDArray[Any]":
     array = np.frombuffer(content, dtype, offset=file.tell())
     array = array.astype(dtype.newbyteorder("="))
     if dtype.kind == "b" and array.view(np.uint8).max(initial=0) > 1:
-        raise InputError(f"array {quoted(name)} must be of truths, bytes 0 and 1, got others")
+        raise InputError(f"array {quoted(name)} must hold booleans, bytes 0 and 1, got others")
     if dtype.kind == "U" and array.view(np.uint32).max(initial=0) > sys.maxunicode:
-        raise InputError(f"array {quoted(name)} must be of text, got numbers that are no characters")
+        raise InputError(f"array {quoted(name)} must hold text, got values that are not characters")
     return np.asarray(array.reshape(shape, order="F" if by_columns else "C"), order="C")
 
 

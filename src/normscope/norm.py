@@ -30,7 +30,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
 class Norm:
-    """A normalization layer as a value: what it does, on float64 arrays of shape (..., N).
+    """A normalization layer as a value, applied to float64 arrays of shape (..., N).
+
+    Parameters
+    ----------
+    gain
+        The gain of each channel, (N,).
+    bias
+        The bias of each channel, (N,); zero by default.
+    eps
+        Added to the mean square before the root.
+    project, scale
+        False leaves out the step: project=False gives RMSNorm, scale=False the projection alone.
+    groups
+        The number of groups of channels that are normalized separately; must divide N.
 
     >>> norm = Norm(gain=[1, 2, 3], eps=0)
     >>> norm([5, 5, 8]).round(4)
@@ -123,7 +136,7 @@ class Norm:
         return self.gain * as_vectors(x, "x", self.size) + self.bias
 
     def nearness(self, x: ArrayLike) -> Floats:
-        """How near the surface of its ellipsoid the output for x lies, group by group, (..., groups): 1 is on it.
+        """How close the output for x is to the surface of its ellipsoid, group by group, (..., groups): 1 is on it.
 
             |Πx| / sqrt(|Πx|² + cε)
 

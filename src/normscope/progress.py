@@ -1,6 +1,6 @@
-"""How long work reports where it is: every public function takes `progress`, and the default says nothing.
+"""Progress of long computations: public functions take `progress`, which is silent by default.
 
-A progress function is given what is gone through and a word on what it is, and returns the same things:
+A progress function takes an iterable and a description of it, and returns the same items:
 
 >>> list(silent([1, 2, 3], "layers"))
 [1, 2, 3]

@@ -1,6 +1,6 @@
-"""Whether a saved result proves what it says, decided without anything that searched for it.
+"""Check that a saved result proves what it says, without the code that searched for it.
 
-A type of result names its checker (`checked_by`), which lives in `normscope.certificates` and imports nothing of the
+A type of result names its checker (`checked_by`), which is in `normscope.certificates` and imports nothing from the
 solvers. A file in which anything is left unchecked is refused when it is loaded.
 """
 
@@ -26,10 +26,10 @@ def verify(
     Parameters
     ----------
     path
-        What `save`, or a command with -o, wrote.
+        A file written by `save` or by a command with -o.
     against
-        What the result should be about, to hold it against that as well: an array of keys, a file with the samples of
-        `memorize`, or the model of `vocab`, where it is in another place than it was.
+        What the result must be about, to compare with: an array of keys, a file with the samples of
+        `memorize`, or the model of `vocab` if it has moved.
     label
         The column of labels in a file of samples.
     progress
@@ -49,7 +49,7 @@ def verify(
     """
     target = Path(path)
     if target.is_dir():
-        raise InputError(f"{target} must be a file that a command wrote with -o, and is a folder")
+        raise InputError(f"{target} must be a file that a command wrote with -o, but is a folder")
     result = load(target)
     if result.checked_by is None:
         raise InputError(
@@ -64,7 +64,7 @@ def verify(
     options = {name: value for name, value in (("against", against), ("label", label)) if value is not None}
     for name in options.keys() - signature(check).parameters.keys():
         raise InputError(f"{target} contains a result of type {result.kind}, which takes no {name}")
-    if (reread := getattr(type(result), "reread_by", None)) is not None:  # what a result is about, if it has it not
+    if (reread := getattr(type(result), "reread_by", None)) is not None:  # reads what it is about
         options["against"] = named(reread)(result, against)
     holds, reason = check(result, progress=progress, **options)
     return Verification(str(target), result.kind, shortened(reason, LONGEST), holds)

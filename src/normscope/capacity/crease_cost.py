@@ -6,8 +6,8 @@
 One layer of a network of LayerNorms of width 3 can apply any f of this kind. A crease lays one part of the line onto
 the other, and where runs of the same label meet, they become one.
 
-The line is given as items: intervals that hold samples of one label each, in ascending order. A crease is judged by
-walking outwards from its tip on both sides until one side ends; from there on the other side is as it was.
+The line is a list of items: intervals that hold samples of one label each, in ascending order. A crease is judged by
+walking outwards from its tip on both sides until one side ends; beyond that the other side is unchanged.
 """
 
 import math
@@ -36,7 +36,7 @@ def bent(q, mu):  # type: ignore[no-untyped-def]
 
 @compiled
 def lined_up(low, high, label, price, room):  # type: ignore[no-untyped-def]
-    """The items with the number of their run, what gaps cost up to each, and the unit of gaps: 1/(3·runs)."""
+    """The items, the run number of each, the cost of the gaps up to each, and the unit of gaps: 1/(3·runs)."""
     count = len(low)
     run = np.zeros(count, np.int64)
     for item in range(1, count):
@@ -52,15 +52,15 @@ def lined_up(low, high, label, price, room):  # type: ignore[no-untyped-def]
 
 @compiled
 def gap_cost(gap, price):  # type: ignore[no-untyped-def]
-    """The cost of a gap, given in units: nothing from one unit on, and more with each halving below."""
+    """The cost of a gap measured in units: 0 for a gap of one unit or more, rising with each halving below that."""
     return -price * math.log2(max(gap, 1e-30)) if gap < 1.0 else 0.0
 
 
 @compiled
 def crease_cost(line, c, s, k, mu, floor, limit):  # type: ignore[no-untyped-def]
-    """Boundaries between runs after a crease, plus what their gaps cost; and the boundaries alone.
+    """Boundaries between runs after a crease, plus the cost of their gaps; and the number of boundaries alone.
 
-    The cost is WORST if it is not below the limit, or if two runs come nearer than floor, a share of the creased line.
+    The cost is WORST if it is not below the limit, or if two runs are closer than floor, a share of the creased line.
     """
     low, high = line[0], line[1]
     tip = c - k * s / math.sqrt(1.0 - k * k)
@@ -105,7 +105,7 @@ def _both_sides(line, crease, tip, floor, unit, limit):  # type: ignore[no-untyp
         if last >= 0:
             boundaries += 1
             cost += 1.0 + gap_cost((begins - end) / unit, price)
-            # However the rest falls, it has at least as many boundaries as either side alone.
+            # The rest has at least as many boundaries as either side alone.
             rest = max(run[left] if left >= 0 else 0, run[-1] - run[right] if right < count else 0)
             if begins - end <= floor or cost + rest >= limit:
                 return left, right, last, end, boundaries, WORST
@@ -115,7 +115,7 @@ def _both_sides(line, crease, tip, floor, unit, limit):  # type: ignore[no-untyp
 
 @compiled
 def _one_side(line, crease, met, floor, unit, limit):  # type: ignore[no-untyped-def]
-    """The cost and the boundaries when what `_both_sides` left over is added."""
+    """The cost and the boundaries after adding the items that `_both_sides` left over."""
     low, high, label, run, narrow, _, price = line
     left, right, last, end, boundaries, cost = met
     step, item = (-1, left) if left >= 0 else (1, right)
@@ -135,7 +135,7 @@ def _one_side(line, crease, met, floor, unit, limit):  # type: ignore[no-untyped
         item += step
     if cost >= limit:
         return WORST, 0
-    while 0 <= item + step < len(low):  # from here on there is one side only, in its order
+    while 0 <= item + step < len(low):  # only one side is left, in its own order
         gap = creased(near[item + step], *crease) - creased(far[item], *crease)
         if label[item] != label[item + step] and gap <= floor:
             return WORST, 0

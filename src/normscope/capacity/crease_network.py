@@ -1,4 +1,4 @@
-"""A network built crease by crease: each layer is fitted to where the layers before it really put the samples.
+"""A network built crease by crease: each layer is fitted to the measured positions of the samples before it.
 
 The state of a sample is a point (x, y) of the unit circle; its place on the line is a ratio of two linear forms of it,
 
@@ -9,13 +9,13 @@ D' = D + μN, the layer scales h = (N' − cD', sD') to length 1, and then
 
     s(1 + κx)/y = √((v − c)² + s²) + κ(v − c)        v = N'/D'
 
-is the ratio of forms that the next layer reads. With eps > 0 the circle is a little smaller, and the samples are where
-they are: places are measured, not computed from the crease.
+is the ratio of forms that the next layer reads. With eps > 0 the circle is slightly smaller, so positions are
+measured, not computed from the crease.
 
 Three ways to run the network are followed at once: in ball arithmetic, as a batch and one by one in torch. Each sample
-is an interval around its exact place, several times as wide as the floats are away from it; creases that would let
-intervals of different labels touch are not considered. A sample whose floats drift into another label is given up for
-floats, and only its exact place counts from there on.
+is an interval around its exact place, several times as wide as the error of the floats; creases that would let
+intervals of different labels touch are not considered. A sample whose floats drift into another label is dropped for
+floats: after that only its exact place counts.
 """
 
 from collections.abc import Iterator
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
     from torch import nn
 
 BITS = 256
-WIDENED = 4.0  # how far beyond what was measured a float may be
-JOINED = 0.02  # neighbours of one label nearer than this share of a run are one item
-GAP_PRICE, ROOM = 0.05, 1.0 / 3.0  # what narrow gaps cost while runs are creased away
+WIDENED = 4.0  # safety factor on the measured error of a float
+JOINED = 0.02  # neighbours of one label closer than this share of a run are one item
+GAP_PRICE, ROOM = 0.05, 1.0 / 3.0  # cost of narrow gaps while runs are creased away
 SPREAD_PRICE, SPREAD_ROOM = 1.0, 1.0  # and while a run is moved
-SHRUNK = (2.0, 10.0, 100.0, 1000.0)  # how much narrower than the floor a layer may make gaps, if need be
-FAR = 0.05  # a line whose middle boundary is nearer than this to an end is bent anew
+SHRUNK = (2.0, 10.0, 100.0, 1000.0)  # factors below the floor that a layer may shrink gaps to, if needed
+FAR = 0.05  # a line whose middle boundary is closer than this to an end is bent again
 STEEPEST = 1.0 - 1e-9
-FEW = 0.25  # of the tries of a crease are enough for a move
-NARROW, NARROWED = 1e-3, 1e-4  # an end run as wide as this share of its gap can be moved; what a squashed one has
+FEW = 0.25  # share of a crease's tries that is enough for a move
+NARROW, NARROWED = 1e-3, 1e-4  # an end run up to this share of its gap can be moved; the share after squashing
 
 
 class Limits(NamedTuple):
-    """What keeps floats apart."""
+    """Limits that keep floats apart."""
 
     roundness: float  # s is at least this share of the mean run
     tilt: float  # the largest |κ|
@@ -67,7 +67,7 @@ class Items(NamedTuple):
     label: NDArray[np.int64]
 
     def joined(self, near: float) -> "Items":
-        """Neighbours of one label that are nearer than this made one; intervals that overlap always are."""
+        """Join neighbours of one label that are closer than this; overlapping intervals are always joined."""
         reach, begin = np.maximum.accumulate(self.high), np.minimum.accumulate(self.low[::-1])[::-1]
         apart = (self.label[1:] != self.label[:-1]) | (begin[1:] - reach[:-1] > near)
         first = np.flatnonzero(np.concatenate([[True], apart]))
@@ -78,7 +78,7 @@ class Items(NamedTuple):
 class Creasing:
     """Building a network; iterate over it to do the work, one step for each run that is creased away.
 
-    Afterwards `layers` are those of the network if it is `finished`; if not, nothing was found that would go further.
+    Afterwards `layers` are those of the network if it is `finished`; if not, the search got stuck.
     """
 
     def __init__(self, samples: Samples, line: Line, *, dtype: str, eps: float, seed: int, tries: int) -> None:
@@ -93,7 +93,7 @@ class Creasing:
         self._upper, self._lower = np.array([0.0, 1.0]), np.array([1.0, 0.0])  # N = p, D = 1
 
     def __len__(self) -> int:
-        """Runs to be creased away."""
+        """The number of runs to crease away."""
         return self._line.runs - len(self._samples.classes)
 
     def __iter__(self) -> Iterator[None]:
@@ -116,7 +116,7 @@ class Creasing:
                 return
             crease = self._next_crease(items, runs)
             if crease is None and spread.max() > 0:
-                followed &= spread < spread.max() / 4  # the floats that are furthest off may be in the way
+                followed &= spread < spread.max() / 4  # the floats with the largest error may be in the way
                 continue
             if crease is None or self.depth >= len(error):
                 return
@@ -136,7 +136,7 @@ class Creasing:
             if crease[COST] < WORST:
                 return crease
         limits = (np.sqrt(self._runs.unit), STEEPEST, floor)
-        for most in (runs - 2, runs - 1):  # boundaries; a move that leaves as many prepares one that does not
+        for most in (runs - 2, runs - 1):  # boundaries; a move that leaves as many prepares a crease that leaves fewer
             if most == runs - 1:
                 squashed = _squashed(whole, np.sqrt(self._runs.unit))
                 if squashed is not None:
@@ -158,7 +158,7 @@ class Creasing:
         self.depth += 1
 
     def _measure(self, crease: Floats) -> Floats:
-        """Where the samples are now, on a line from 0 to 1; and how far floats are from there."""
+        """The places of the samples now, on a line from 0 to 1; and the error of their floats."""
         s, k = crease[TIP], crease[TILT]
         upper, lower = np.array([s, s * k, 0.0]), np.array([0.0, 0.0, 1.0])
         values, _ = self._runs.ratios(upper, lower)
@@ -180,7 +180,7 @@ class Creasing:
         self.layers.append(self._linear(forms / np.abs(forms).max(), writes=False))
 
     def _linear(self, forms: Floats, *, writes: bool) -> "nn.Linear":
-        """Linear forms of (1, p), or of (1, x, y) after the first layer, as an nn.Linear of what comes in."""
+        """Linear forms of (1, p), or of (1, x, y) after the first layer, as an nn.Linear of the layer's input."""
         import torch
 
         matrix, shift = forms[:, 1:], forms[:, 0]
@@ -193,7 +193,7 @@ class Creasing:
 class ThreeRuns:
     """The samples after the layers so far, followed three ways: in balls, as a batch in torch, and one by one in torch.
 
-    Of the balls of 256 bits only midpoints are kept: near enough to choose the next layer by. The proof is made
+    Only the midpoints of the 256-bit balls are kept: accurate enough to choose the next layer. The proof is made
     afterwards, by `check_networks`.
     """
 
@@ -222,7 +222,7 @@ class ThreeRuns:
             self._exact = [(x.mid(), y.mid()) for x, y in scaled(rows, self._eps)]
 
     def ratios(self, upper: Floats, lower: Floats) -> tuple[Floats, Floats]:
-        """(n₀ + n₁x + n₂y)/(d₀ + d₁x + d₂y) of each sample, and how far its two floats are from that at most."""
+        """(n₀ + n₁x + n₂y)/(d₀ + d₁x + d₂y) of each sample, and the largest error of its two floats."""
         import torch
 
         n, d = [ball(value) for value in upper.tolist()], [ball(value) for value in lower.tolist()]
@@ -238,7 +238,7 @@ class ThreeRuns:
 
 
 def apart(places: Floats, spread: Floats, labels: NDArray[np.int64], followed: NDArray[np.bool_]) -> Items | None:
-    """Each sample as an interval, in the order of their places; None if two labels are at one place.
+    """Each sample as an interval, ordered by place; None if two labels share a place.
 
     Where intervals of different labels touch, the widest of them are no longer followed: their spread becomes 0.
     """
@@ -263,7 +263,7 @@ def apart(places: Floats, spread: Floats, labels: NDArray[np.int64], followed: N
 
 
 def _balance(places: Floats, labels: NDArray[np.int64]) -> float:
-    """The bend μ of a line from 0 to 1 that brings the middle one of its boundaries to 1/2."""
+    """The bend μ of a line from 0 to 1 that moves its middle boundary to 1/2."""
     order = np.argsort(places, kind="stable")
     place, label = places[order], labels[order]
     before = np.flatnonzero(label[1:] != label[:-1])
@@ -273,7 +273,7 @@ def _balance(places: Floats, labels: NDArray[np.int64]) -> float:
 
 
 def _squashed(runs: Items, least: float) -> Floats | None:
-    """A crease that makes the first run narrow and leaves the others as they are; None if it is narrow or too near."""
+    """A crease that narrows the first run and leaves the others unchanged; None if already narrow or too close."""
     width, gap = runs.high[0] - runs.low[0], runs.low[1] - runs.high[0]
     if width <= NARROW * gap or gap * np.sqrt(NARROWED) < least:
         return None

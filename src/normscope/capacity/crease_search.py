@@ -1,8 +1,8 @@
 """The search for a crease that leaves few runs, compiled.
 
-Most candidates are made so that they lay certain boundaries of the left side onto boundaries of the right side that
+Most candidates are constructed to lay certain boundaries of the left side onto boundaries of the right side that
 separate the same labels: with two pairs of boundaries, and the roundness s and the bend μ drawn at random, the centre c
-and the tilt κ follow. The rest is drawn freely. The best candidates are then varied a little, the best of them longest.
+and the tilt κ follow. The rest are drawn freely. The best candidates are then varied slightly, the best longest.
 """
 
 import math
@@ -12,11 +12,11 @@ import numpy as np
 from normscope.capacity.crease_cost import WORST, bent, crease_cost, lined_up
 from normscope.compiled import compiled
 
-CENTRE, TIP, TILT, BEND, COST, BOUNDARIES = range(6)  # c, s, κ, μ of a crease, and what it brings
+CENTRE, TIP, TILT, BEND, COST, BOUNDARIES = range(6)  # c, s, κ, μ of a crease, and its cost
 KEPT = 16  # candidates that are varied
-DRAWN = 0.85  # of all tries are new candidates, the others variations
+DRAWN = 0.85  # share of tries that are new candidates; the others are variations
 LARGEST_BEND = 1e4
-HALVINGS = 14  # of the interval in which c is sought
+HALVINGS = 14  # of the interval that contains c
 
 
 @compiled
@@ -24,7 +24,7 @@ def best_creases(low, high, label, most, tries, limits, price, room, seed):  # t
     """The cheapest creases found that leave at most `most` boundaries, best first; a cost of WORST marks an empty row.
 
     low, high, label: the items in ascending order, from 0 to 1. limits: the least s, the largest |κ|, and the least gap
-    between two runs as a share of the creased line. price, room: what gaps cost, as in `lined_up`.
+    between two runs as a share of the creased line. price, room: the cost of gaps, as in `lined_up`.
     """
     line = lined_up(low, high, label, price, room)
     random = _seeded(seed)
@@ -49,7 +49,7 @@ def best_creases(low, high, label, most, tries, limits, price, room, seed):  # t
 
 @compiled
 def best_moves(low, high, label, most, tries, limits, price, room, seed):  # type: ignore[no-untyped-def]
-    """As `best_creases`, among creases that lift the first run over its neighbours and lay it down elsewhere."""
+    """Like `best_creases`, among creases that lift the first run over its neighbours and lay it down elsewhere."""
     line = lined_up(low, high, label, price, room)
     random = _seeded(seed)
     creases, crease = _empty(), np.zeros(6)
@@ -89,7 +89,7 @@ def _runs(line):  # type: ignore[no-untyped-def]
 
 @compiled
 def _judge(line, crease, most, limits, limit):  # type: ignore[no-untyped-def]
-    """Bring a crease within its limits and write what it costs into it."""
+    """Clip a crease to its limits and store its cost in it."""
     roundness, tilt, floor = limits
     crease[TIP] = min(max(crease[TIP], roundness), 1.0)
     crease[TILT] = min(max(crease[TILT], -tilt), tilt)
@@ -102,7 +102,7 @@ def _judge(line, crease, most, limits, limit):  # type: ignore[no-untyped-def]
 
 @compiled
 def _keep(crease, creases):  # type: ignore[no-untyped-def]
-    """Put a crease among the best, if it is one of them."""
+    """Insert a crease among the best, if it is one of them."""
     if crease[COST] < creases[-1, COST]:
         creases[-1] = crease
         _sort(creases)
@@ -121,7 +121,7 @@ def _sort(creases):  # type: ignore[no-untyped-def]
 
 @compiled
 def _drawn(random, line, starts, ends, names, roundness, crease):  # type: ignore[no-untyped-def]
-    """A new candidate; False if the boundaries that were drawn can't be laid onto each other."""
+    """A new candidate; False if the boundaries drawn can't be laid onto each other."""
     low, high, _, run, _, _, _ = line
     items = len(low)
     item = int(_uniform(random) * (items - 1))
@@ -162,7 +162,7 @@ def _move(random, starts, ends, names, crease):  # type: ignore[no-untyped-def]
 
 @compiled
 def _aligned(random, middle, starts, ends, names, crease):  # type: ignore[no-untyped-def]
-    """Change a crease so that marks to the left of a run fall on marks to its right; False if that can't be."""
+    """Change a crease so that marks to the left of a run fall on marks to its right; False if impossible."""
     whole = len(names) > 2 and names.max() > 1 and _uniform(random) < 0.5  # marks: whole runs, or boundaries
     rightmost = len(names) - 1 if whole else len(names) - 2
     left = middle - 1
@@ -199,7 +199,7 @@ def _aligned(random, middle, starts, ends, names, crease):  # type: ignore[no-un
 
 @compiled
 def _partner(random, names, whole, left, right, least, most):  # type: ignore[no-untyped-def]
-    """A mark near `right` that separates, or carries, the same labels as the mark `left`; −1 if none was met."""
+    """A mark near `right` that separates, or carries, the same labels as the mark `left`; −1 if none is found."""
     reach = 2 * names.max() + 2
     for _ in range(8):
         kind = _uniform(random)
@@ -252,7 +252,7 @@ def _centred(crease, inner_left, inner_right, outer_left, outer_right):  # type:
 
 @compiled
 def _vary(random, crease, varied):  # type: ignore[no-untyped-def]
-    """A crease with some of its numbers changed, by up to half or by as little as 1e-5 of what is natural for them."""
+    """A crease with some of its numbers changed, by up to half or by as little as 1e-5 of their natural scale."""
     varied[:] = crease
     size = 10.0 ** (-5.0 * _uniform(random) - 0.3)
     reach = 1.0 if _uniform(random) < 0.3 else min(crease[CENTRE], 1.0 - crease[CENTRE])
@@ -269,7 +269,7 @@ def _vary(random, crease, varied):  # type: ignore[no-untyped-def]
 
 @compiled
 def _uniform(random):  # type: ignore[no-untyped-def]
-    """The next of a sequence of random numbers in [0, 1): splitmix64, the same on every machine."""
+    """The next random number in [0, 1): splitmix64, the same on every machine."""
     random[0] += np.uint64(0x9E3779B97F4A7C15)
     bits = random[0]
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

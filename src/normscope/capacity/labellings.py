@@ -2,14 +2,14 @@
 
 A network of L LayerNorms of width 3 changes its label at most 2^L times along a line: the readout is zero at two places
 of the last circle at most, and each layer doubles the places that a direction may come from. So 2^L + 1 points of a
-line are the most that can be shattered. L + 2 are promised [1].
+line are the most that can be shattered. The paper guarantees L + 2 [1].
 
 The search begins with the labelling that changes from point to point, for which `shatter_fit` has a network. All others
 are fitted from networks of labellings that differ in one point, in the order of their distance from that first one.
-What is left is tried again from there, with numbers and leads varied at random.
+Labellings still without a network are tried again, with numbers and leads varied at random.
 
-Labelling k gives point i bit i of k as its label. The 2^(M − 1) that give the last point 0 are kept: the others are
-theirs with the labels exchanged, which exchanges the two rows of a network's readout.
+Labelling k gives point i bit i of k as its label. The 2^(M − 1) that give the last point 0 are stored: the others are
+their opposites, whose networks have the two rows of the readout exchanged.
 
 [1] Ni et al., On the Nonlinearity of Layer Normalization, ICML 2024.
 """
@@ -30,7 +30,7 @@ from normscope.certificates.check_networks import all_labels, by_runs, shown
 from normscope.certificates.network_weights import layers_of_numbers
 from normscope.checks import Floats, as_count, frozen, quoted
 from normscope.errors import InputError
-from normscope.files import require_writable, write_whole
+from normscope.files import require_writable, write_atomically
 from normscope.progress import Progress, silent
 from normscope.results.result import ENDINGS, load
 from normscope.results.shattering import DEEPEST, MOST, Runs, Shattering
@@ -38,14 +38,14 @@ from normscope.results.shattering import DEEPEST, MOST, Runs, Shattering
 if TYPE_CHECKING:
     from torch import nn
 
-USUAL = 17  # points by default, where the depth would allow for more
+USUAL = 17  # default number of points, where the depth allows for more
 PASSES = 20
-LEAD, LEADS = 0.2, (0.01, 0.5)  # that is wanted of fitted networks: in the first pass, and in later ones
-ENOUGH = 1e-3  # a lead that is kept
+LEAD, LEADS = 0.2, (0.01, 0.5)  # target lead of fitted networks: in the first pass, and in later ones
+ENOUGH = 1e-3  # a lead that is large enough to keep
 STEPS = 60
 STARTS, MORE_STARTS = 6, 2  # for each labelling in the first pass, and more in each later one
 VARIED, VARIATION = 0.7, (1e-3, 1e-1)  # share of starts that are varied in later passes, and by how much
-KEEP = 20.0  # seconds between two writings of the file
+KEEP = 20.0  # seconds between two saves
 
 
 def shatter(
@@ -65,12 +65,12 @@ def shatter(
     points
         How many points, up to 2^L + 1 and 20; by default 2^L + 1, the most there can be, up to 17.
     seed
-        Of the random numbers of the search.
+        Random seed of the search.
     resume
         A .safetensors file that the result is saved to, every 20 seconds; if it exists, the search resumes from it,
         after every network in it has been checked again.
     progress
-        Called with the labellings and a word on what they are; see `normscope.progress`.
+        Called with the labellings and a description; see `normscope.progress`.
 
     Returns
     -------
@@ -95,16 +95,16 @@ def shatter(
     try:
         for _ in _search(networks, progress):
             if target is not None:
-                write_whole(networks.result(None).to_bytes(), target)
+                write_atomically(networks.result(None).to_bytes(), target)
     finally:
         if target is not None:
-            write_whole(networks.result(None).to_bytes(), target)
+            write_atomically(networks.result(None).to_bytes(), target)
     return networks.result(round(time.process_time() - started, 3))
 
 
 @dataclass(eq=False)
 class Networks:
-    """What has been found for each labelling, and how often it was looked for."""
+    """The network found for each labelling, and how often it was searched for."""
 
     depth: int
     seed: int
@@ -112,9 +112,9 @@ class Networks:
     labels: NDArray[np.int8]  # (2^(M − 1), M)
     numbers: Floats  # (2^(M − 1), 6·depth + 3), as in `shatter_fit`
     certified: NDArray[np.bool_]
-    margins: Floats  # of the certificates: no right score leads by less; infinite where there is none
-    bits: int  # of precision that were enough for all of them
-    tried: NDArray[np.int64]  # times
+    margins: Floats  # of the certificates: the smallest lead of a right score; infinite where there is no network
+    bits: int  # of precision that are enough for all of them
+    tried: NDArray[np.int64]  # number of attempts
 
     @classmethod
     def none_yet(cls, depth: int, seed: int, points: Floats) -> "Networks":
@@ -132,7 +132,7 @@ class Networks:
         )
 
     def add(self, labelling: int, numbers: Floats) -> bool:
-        """Take in a network for a labelling if it can be certified; whether it was."""
+        """Keep a network for a labelling if it can be certified; return whether it was."""
         found = shown(numbers, self.points, self.labels[labelling])
         if found is None:
             return False
@@ -142,7 +142,7 @@ class Networks:
         return True
 
     def near(self, labelling: int) -> list[Floats]:
-        """Numbers of the networks there are for labellings that differ in one point."""
+        """Numbers of the networks known for labellings that differ in one point."""
         last = len(self.points) - 1
         nearest = [labelling ^ 1 << point for point in range(last)]
         found = [self.numbers[other] for other in nearest if self.certified[other]]
@@ -150,7 +150,7 @@ class Networks:
         return [*found, other_labels(self.numbers[opposite])] if self.certified[opposite] else found
 
     def result(self, seconds: float | None) -> Shattering:
-        """What there is, to be saved or handed out."""
+        """The networks so far as a result, to save or return."""
         finished = bool(self.certified.all())
         return Shattering(
             depth=self.depth,
@@ -189,7 +189,7 @@ def _saved(path: Path, wanted: Networks) -> Shattering:
 
 
 def _take_over(networks: Networks, saved: Shattering, progress: Progress) -> None:
-    """Certify the networks that were saved again; what can't be certified is looked for again."""
+    """Certify the saved networks again; labellings whose network can't be certified are searched again."""
     assert saved.numbers is not None
     if saved.tried is not None:
         networks.tried[:] = saved.tried
@@ -215,7 +215,7 @@ def _creases(points: int) -> int:
 
 
 def _search(networks: Networks, progress: Progress) -> Iterator[None]:
-    """Look for the networks that there are none of; yields every 20 seconds, to have the state saved."""
+    """Search for the missing networks; yields every 20 seconds so that the state is saved."""
     order, due = _order(networks), time.monotonic() + KEEP
     for passed in range(PASSES):
         left = order[~networks.certified[order] & (networks.tried[order] <= passed)]

@@ -1,4 +1,4 @@
-"""`LNNet`: a network of Linear maps and LayerNorms of width 3 that gives each sample one of its classes, to be used."""
+"""`LNNet`: a network of Linear maps and LayerNorms of width 3 that maps each sample to a class."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class LNNet:
-    """A plain torch module, with the labels that its scores stand for; see `memorize`."""
+    """A plain torch module with the label of each of its scores; `memorize` makes it.
+
+    >>> from normscope.capacity import memorize
+    >>> memorize([[0.0], [1.0], [2.0]], ["a", "b", "a"]).network.predict([[1.0]])
+    array(['b'], dtype='<U1')
+    """
 
     module: "nn.Sequential"  # takes raw samples, ends in one score for each class
     classes: NDArray[Any]  # labels, in the order of the scores
@@ -38,12 +43,12 @@ class LNNet:
 
     @property
     def channels(self) -> int:
-        """Of the samples."""
+        """Number of channels of a sample."""
         return int(self.module[0].in_features)  # type: ignore[arg-type]
 
     @property
     def dtype(self) -> str:
-        """Of the module."""
+        """Data type of the module."""
         return str(next(self.module.parameters()).dtype).removeprefix("torch.")
 
     def predict(self, samples: Any) -> NDArray[Any]:
@@ -57,7 +62,7 @@ class LNNet:
         Returns
         -------
         ndarray
-            Labels as they were given to `memorize`.
+            Labels, as passed to `memorize`.
         """
         given = as_vectors(samples, "samples", self.channels)
         rows = given.reshape(-1, given.shape[-1])
@@ -77,7 +82,7 @@ def network_of(result: Memorized) -> LNNet:
 
 
 def torch_winners(module: "nn.Sequential", samples: Floats) -> tuple[Indices, Indices]:
-    """The places of the classes that torch gives in the module's dtype: all samples in one batch, and one by one."""
+    """Class indices that torch computes in the module's dtype: all samples in one batch, and one by one."""
     import torch
 
     inputs = torch.from_numpy(np.array(samples)).to(next(module.parameters()).dtype)

@@ -1,11 +1,11 @@
-"""`memorize`: a network of nothing but Linear maps and LayerNorms of width 3 that gives any samples their labels.
+"""`memorize`: a network of nothing but Linear maps and LayerNorms of width 3 that gives every sample its label.
 
 Samples are laid on a line by a direction that keeps different labels apart, and then
 
 - by search: each layer creases the line, which lays one part of it onto the other so that runs of equal labels meet.
-  The search works on the floats that the module will see, and the result is certified for the weights it stores;
+  The search works on the floats that the module will use, and the result is certified for the weights it stores;
 - by merging [1]: each layer lays two points onto each other. That takes up to m − 2 layers for two classes, and more
-  bits than floats have: exact arithmetic holds the network, and the module its rounded weights.
+  bits than floats have: the network is kept in exact arithmetic, and the module holds its rounded weights.
 
 [1] Ni et al., On the Nonlinearity of Layer Normalization, ICML 2024.
 """
@@ -30,9 +30,9 @@ from normscope.results.memorized import Memorized, MemorizedClass, Stage
 
 METHODS = ("search", "merge")
 TRIES, FEWEST_TRIES, EFFORT = 60_000, 15_000, 2 * 10**7  # candidates for each crease: EFFORT/runs, within these limits
-ATTEMPTS = 4  # searches until floats are right on all samples; the best of them counts
-PATIENCE = 0.2  # share of the time after which a certified network is taken though floats are not right on all samples
-FEWEST_BITS = 64  # of merging, and one more for every two samples; doubled where they are too few
+ATTEMPTS = 4  # searches until floats are right on all samples; the best one is kept
+PATIENCE = 0.2  # share of the time after which a certified network is accepted even if floats are wrong on some samples
+FEWEST_BITS = 64  # of merging, plus one for every two samples; doubled where too few
 
 
 def memorize(
@@ -57,20 +57,20 @@ def memorize(
     method
         "search" creases a line, and falls back to "merge" where it fails; "merge" is the published construction.
     dtype
-        Of the module: float64 or float32.
+        Data type of the module: float64 or float32.
     eps
-        Of its LayerNorms.
+        eps of its LayerNorms.
     seed
-        Of the random numbers of the search.
+        Random seed of the search.
     seconds
         CPU time for the search.
     progress
-        Called with the steps of the search and a word on what they are; see `normscope.progress`.
+        Called with the steps of the search and a description; see `normscope.progress`.
 
     Returns
     -------
     Memorized
-        The network, in `.network`, and what was certified on which samples.
+        The network, in `.network`, its samples, and what was certified about them.
 
     >>> found = memorize([[0.0], [1.0], [2.0], [3.0]], ["a", "b", "a", "b"])
     >>> found
@@ -92,7 +92,7 @@ def memorize(
 
 
 class _Search:
-    """Ways to a network for the same samples."""
+    """The two methods, on the same samples."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class _Search:
         return best
 
     def by_merging(self) -> Memorized:
-        """Merges with as many bits as it takes."""
+        """Merge with as many bits as needed."""
         samples = self._samples
         line = choose_line(samples.inputs, samples.labels, self._seed)
         bits = FEWEST_BITS + len(samples.labels) // 2
@@ -142,7 +142,7 @@ class _Search:
             except TooFewBitsError:
                 if bits >= HIGHEST:
                     raise InputError(
-                        f"samples must be told apart along a line, and are not in {bits} bits: "
+                        f"samples must be distinguishable along a line, but {bits} bits do not suffice: "
                         "try another seed, or remove near copies with different labels"
                     ) from None
                 bits = min(HIGHEST, bits * 2)
@@ -157,7 +157,7 @@ class _Search:
             return found
 
     def _creased(self) -> "list[Any] | None":
-        """The layers of one search; None if it got stuck, or its time is over."""
+        """The layers of one search; None if it got stuck or ran out of time."""
         number = self.attempts
         self.attempts += 1
         line = choose_line(self._samples.inputs, self._samples.labels, self._seed + number)
@@ -172,7 +172,7 @@ class _Search:
         return creasing.layers if creasing.finished else None
 
     def _result(self, layers: Layers, exact: ExactNetwork | None) -> Memorized:
-        """A network with all that is certified of it."""
+        """A network with its certified figures."""
         samples, classes = self._samples, self._samples.classes
         arrays: dict[str, Any] = {"last": layers[-1]}
         if len(layers) > 1:
@@ -183,7 +183,7 @@ class _Search:
             arrays |= {"line": exact.line, "mantissas": mantissas, "powers": powers}
             exact = unpacked(
                 exact.line, mantissas, powers, depth=exact.depth, classes=len(classes), eps=self._eps
-            )  # as the checker has it
+            )  # as the checker computes it
         found = figures(layers, self._eps, exact, samples.inputs, samples.labels, len(classes))
         rows = zip(classes.tolist(), found.samples, found.certified, found.margins, found.float_right, strict=True)
         return Memorized(

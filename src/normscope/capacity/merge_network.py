@@ -1,5 +1,5 @@
 """Projection merge [1]: layer by layer, two points of one class are laid onto each other, until every class is in one
-piece. In ball arithmetic, with as many bits as it takes: about one for every two layers.
+piece. In ball arithmetic, with as many bits as needed: about one for every two layers.
 
     p' = 1/√(d² + 1)        d = (p − c)/s,  c = (pᵢ + pⱼ)/2,  s ≈ (pⱼ − pᵢ)/2, a power of two
 
@@ -13,7 +13,7 @@ so that i and j meet, and pairs that would have met with them do not.
 
 The numbers c/s and n are rounded to the working precision, and the network is the one with these numbers: two
 points that meet are then as near as rounding leaves them, and one ball holds both from there on. Which points have met
-is remembered, never read off values.
+is recorded, never inferred from values.
 
 [1] Ni et al., On the Nonlinearity of Layer Normalization, ICML 2024.
 """
@@ -34,7 +34,7 @@ SHIFTS = (0, 4, -4, 7, -7, 3)  # sixteenths of s that the centre is moved by; 0 
 
 
 class TooFewBitsError(Exception):
-    """Balls overlap that must not: to be tried again with more bits."""
+    """Balls overlap that must be disjoint: try again with more bits."""
 
 
 class Cluster(NamedTuple):
@@ -45,7 +45,7 @@ class Cluster(NamedTuple):
 
 
 class Merging:
-    """Building a network; iterate over it to do the work, one step for each layer. `network` is there afterwards."""
+    """Building a network; iterate over it to do the work, one step for each layer; then read `network`."""
 
     def __init__(self, samples: Samples, line: Line, *, eps: float, bits: int) -> None:
         self.network: ExactNetwork | None = None
@@ -53,11 +53,11 @@ class Merging:
         self._maps: list[BallMap] = []
 
     def __len__(self) -> int:
-        """Layers, at most."""
+        """The largest possible number of layers."""
         return len(self._samples.labels) - len(self._samples.classes)
 
     def __iter__(self) -> Iterator[None]:
-        """Raises TooFewBitsError where the bits do not suffice to tell classes apart."""
+        """Raises TooFewBitsError if the bits do not suffice to tell classes apart."""
         classes, bits = len(self._samples.classes), self._bits
         with precision(bits):
             clusters = self._clusters()
@@ -116,7 +116,7 @@ class Merging:
 
 
 def _in_order(clusters: list[Cluster]) -> list[Cluster]:
-    """The clusters by their places, once balls show that neighbours of different classes are apart."""
+    """The clusters ordered by place, once balls show that neighbours of different classes are apart."""
     ordered = sorted(clusters, key=lambda cluster: cluster.place.mid())
     for a, b in pairwise(ordered):
         if a.label != b.label and not a.place < b.place:

@@ -2,7 +2,7 @@
 
     x/|x| = Uᵀ·LN(Ux)/√3            U (3×2): an orthonormal basis of the vectors of R³ whose mean is zero
 
-LayerNorm finds the mean zero already and brings the length to √3. With eps > 0 the length stays short of 1:
+The mean of Ux is zero already, so LayerNorm only scales it to length √3. With eps > 0 the length stays below 1:
 x/√(|x|² + 3·eps). So affine maps of the plane with scaling between them are a plain network of Linear and LayerNorm(3)
 [1], each map multiplied with U where it writes and with Uᵀ/√3 where it reads.
 
@@ -37,14 +37,14 @@ def scaling_layer(*, eps: float = 0.0, dtype: "torch.dtype | None" = None) -> "n
     Parameters
     ----------
     eps
-        Of the LayerNorm.
+        eps of the LayerNorm.
     dtype
-        Of the module; float64 by default.
+        Data type of the module; float64 by default.
 
     Returns
     -------
     nn.Sequential
-        A module that takes vectors of the plane in its last axis.
+        A module that maps vectors of the plane, in the last axis.
 
     >>> import torch
     >>> scaling_layer()(torch.tensor([3.0, -4.0], dtype=torch.float64)).round(decimals=12)
@@ -99,7 +99,7 @@ def linear_layer(affine: AffineMap, *, reads: bool, writes: bool, dtype: "torch.
 
 
 def linear_of(weight: "torch.Tensor", bias: "torch.Tensor") -> "nn.Linear":
-    """nn.Linear with these weights; no random numbers are drawn for weights that are not kept."""
+    """nn.Linear with these weights; no random initial weights are drawn."""
     from torch import nn
 
     layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")

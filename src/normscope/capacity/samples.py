@@ -1,15 +1,15 @@
-"""Samples that can be memorised, and the line that they are laid on.
+"""Samples to memorise, and the line that they are laid on.
 
 Samples are finite numbers, with a label for each, two classes or more, and no contradictions. The line is
 
     p = w·x + b        between 0 and 1
 
-Directions are drawn at random, after the channels have been brought to one scale, and that with the fewest runs of
-equal labels is taken. They are not fitted: with as many channels as samples, a fitted direction would separate any
-labels by itself, and the network behind it would have nothing to do.
+Directions are drawn at random, after scaling the channels to the same size, and the one with the fewest runs of
+equal labels is chosen. They are not fitted: with as many channels as samples, a fitted direction would separate any
+labels by itself, leaving nothing for the network to do.
 
-A direction counts only if its gaps between different labels exceed what rounding can do to a product of floats:
-|fl(w·x + b) − (w·x + b)| ≤ (d + 2)·2⁻⁵³·(|w|·|x| + |b|) up to higher terms, so that they are gaps in truth.
+A direction counts only if its gaps between different labels exceed the rounding error of a product of floats:
+|fl(w·x + b) − (w·x + b)| ≤ (d + 2)·2⁻⁵³·(|w|·|x| + |b|) up to higher-order terms: they are gaps in exact arithmetic.
 """
 
 import math
@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from normscope.checks import Floats, as_floats, shortened
 from normscope.errors import InputError
 
-NAMED = 3  # contradictions that a message names
+NAMED = 3  # contradictions listed in a message
 DIRECTIONS = 64
 LONGEST = np.finfo(np.float64).max
 SHORTEST = 1 / LONGEST  # a line is scaled by the inverse of its length
-NARROW = 1e-9  # gaps below it are avoided while wider ones are to be had
+NARROW = 1e-9  # narrower gaps are avoided where wider ones exist
 
 
 class Samples(NamedTuple):
@@ -34,11 +34,11 @@ class Samples(NamedTuple):
 
     inputs: Floats  # (m, d), rounded to the dtype
     classes: NDArray[Any]  # (C,), ascending
-    labels: NDArray[np.int64]  # (m,): places in classes
+    labels: NDArray[np.int64]  # (m,): indices into classes
 
 
 def checked_samples(samples: Any, labels: Any, dtype: str) -> Samples:
-    """Samples and labels in the form that everything here works on.
+    """Check samples and labels and convert them to `Samples`.
 
     >>> checked_samples([[0, 1], [2, 3]], ["a", "b"], "float64").labels
     array([0, 1])
@@ -77,7 +77,7 @@ def exact_labels(labels: Any) -> NDArray[Any]:
     if hasattr(labels, "dtype") or names.ndim != 1:
         return names
     if names.dtype.kind in "fO" and all(isinstance(one, int) and 0 <= one < 2**64 for one in labels):
-        return np.array(labels, np.uint64)  # beyond int64, numpy would take floats for some of them
+        return np.array(labels, np.uint64)  # beyond int64, numpy would use floats for some of them
     if names.dtype.kind in "Uf" and _changed(labels, names):
         raise InputError(
             "labels must all be text, or all be numbers that one dtype holds exactly, "
@@ -91,12 +91,12 @@ def _is_nan(value: Any) -> bool:
 
 
 def _changed(labels: Any, names: NDArray[Any]) -> bool:
-    """Whether a label is not what it was; what is no number is refused later."""
+    """Whether the conversion changed a label; values that are not numbers are refused later."""
     return any(one != other and not _is_nan(other) for one, other in zip(labels, names.tolist(), strict=True))
 
 
 def contradictions(inputs: Floats, names: NDArray[Any]) -> list[tuple[int, int]]:
-    """Rows that equal an earlier one and have another label, with that earlier one."""
+    """Rows that equal an earlier row but have another label, each with that earlier row."""
     first: dict[bytes, int] = {}
     pairs = []
     for row, sample in enumerate(inputs):
@@ -123,7 +123,7 @@ class Line(NamedTuple):
     bias: float
     places: Floats  # (m,), from 0 to 1
     runs: int  # of equal labels, in ascending order
-    gap: float  # the least between different labels, after rounding is taken off
+    gap: float  # the smallest gap between different labels, minus rounding
 
     @property
     def numbers(self) -> Floats:
@@ -142,7 +142,7 @@ def choose_line(inputs: Floats, labels: NDArray[np.int64], seed: int) -> Line:
         lines = [_line_along(weight, inputs, labels) for weight in _directions(inputs, seed)]
     if not any(np.isfinite(line.weight).all() for line in lines):
         raise InputError(
-            "samples must be laid on a line by numbers that floats have, but in every direction they spread by less "
+            "samples must spread along a line within the range of floats, but in every direction they spread by less "
             f"than {SHORTEST:.1e} or more than {LONGEST:.1e}, got values from {inputs.min():.3g} to "
             f"{inputs.max():.3g}: multiply them by a number that brings them near 1"
         )
@@ -153,12 +153,12 @@ def _directions(inputs: Floats, seed: int) -> Floats:
     channels = inputs.shape[1]
     largest = np.abs(inputs).max(axis=0)
     if channels == 1:
-        return np.full((1, 1), 1.0 if largest[0] < LONGEST / 4 else 0.25)  # their difference is to be a float too
+        return np.full((1, 1), 1.0 if largest[0] < LONGEST / 4 else 0.25)  # their difference must be a float too
     largest[largest == 0] = 1.0
     spread = (inputs / largest).std(axis=0)  # squares of huge or tiny values would not be floats
     spread[spread == 0] = np.inf
     drawn: Floats = np.random.default_rng(seed).standard_normal((DIRECTIONS, channels)) / spread / largest
-    drawn[:, ~np.isfinite(drawn).all(axis=0)] = 0.0  # channels too small to be brought to the scale of the others
+    drawn[:, ~np.isfinite(drawn).all(axis=0)] = 0.0  # channels too small to scale to the size of the others
     return drawn
 
 

@@ -9,11 +9,11 @@ With W the samples minus the means of their classes and B the rows √(class siz
 S_t = KᵀK for K = [W; B]. Neither is formed, so small ratios keep their digits: W is reduced to its triangular factor,
 K = P S Vᵀ, and LSSR is σ_min² of those rows of P that belong to W; near 1 it is taken from 1 − σ_max² of the others.
 
-Directions in which the samples differ by no more than rounding could make them are no directions: they would count as
+Directions in which the samples differ by no more than rounding error are ignored: they would count as
 much as any other. Float32 samples are taken to be rounded to float32, all others to float64.
 
 W has rank m − C at most for m samples in C classes. Where the samples have a larger rank, some linear map takes every
-class to one point whatever the labels are: LSSR is trivially 0, and says nothing of the classes.
+class to one point for any labels: LSSR is trivially 0, and says nothing about the classes.
 
 [1] Ni et al., On the Nonlinearity of Layer Normalization, ICML 2024.
 """
@@ -28,12 +28,12 @@ from numpy.typing import ArrayLike, NDArray
 from normscope.checks import Floats, as_floats
 from normscope.errors import InputError
 
-BLOCK = 2**20  # values that are worked on at a time: 8 MB
-ROUNDINGS = 4  # how many times a sample may have been rounded on its way
+BLOCK = 2**20  # values processed at a time: 8 MB
+ROUNDINGS = 4  # how many times a sample may have been rounded before
 
 
 class CoincidingSamplesError(InputError):
-    """All samples are the same: there is no scatter to take shares of."""
+    """All samples are the same: there is no scatter to compare."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Scatter:
     rank: int  # of the samples, minus their mean
     ssr: float
     lssr: float
-    trivial: bool  # whether LSSR is 0 whatever the labels are: samples < rank + classes
+    trivial: bool  # whether LSSR is 0 for any labels: samples < rank + classes
 
 
 def scatter(samples: ArrayLike, labels: ArrayLike) -> Scatter:
@@ -77,7 +77,7 @@ def scatter(samples: ArrayLike, labels: ArrayLike) -> Scatter:
         within = _triangle(np.concatenate([within, rows]))
     between = classes.between if count <= channels else _triangle(classes.between)
     whole = np.concatenate([within, between])
-    # Channels in units of their samples, deviations and mean: then rounding has made about the same noise of each.
+    # Channels in units of their samples, deviations and mean: then rounding noise is about the same in each.
     sizes = np.sqrt(np.einsum("ij,ij->j", whole, whole) + classes.samples * classes.mean**2)
     left, strengths, _ = np.linalg.svd(whole / sizes, full_matrices=False)
     noise = ROUNDINGS * classes.precision * np.sqrt(channels)
@@ -95,9 +95,9 @@ def scatter(samples: ArrayLike, labels: ArrayLike) -> Scatter:
 
 
 class _Classes:
-    """Labelled samples, checked. Constant channels are left out, the others brought to one size by powers of two.
+    """Labelled samples, checked. Constant channels are dropped, the others scaled to the same size by powers of two.
 
-    LSSR does not depend on it, and nothing overflows.
+    LSSR does not depend on this scaling, and nothing overflows.
     """
 
     def __init__(self, samples: ArrayLike, labels: ArrayLike) -> None:
@@ -125,7 +125,7 @@ class _Classes:
         self.between = np.sqrt(sizes)[:, None] * (self._means - centre)
 
     def within(self) -> Iterator[Floats]:
-        """Samples minus the mean of their class, some rows at a time."""
+        """Samples minus the mean of their class, a block of rows at a time."""
         for rows, y in self._blocks():
             yield rows - self._means[y]
 
@@ -140,7 +140,7 @@ class _Classes:
 
 
 def _precision(samples: ArrayLike) -> float:
-    """To what the samples were rounded, relative: float32, if that or less is what they come in, or float64."""
+    """Relative rounding of the samples: that of float32 if they come in float32 or less, else that of float64."""
     dtype: Any = getattr(samples, "dtype", None)
     is_float = getattr(dtype, "is_floating_point", getattr(dtype, "kind", None) == "f")  # of torch, or of numpy
     return float(np.finfo(np.float32 if is_float and dtype.itemsize <= 4 else np.float64).eps)

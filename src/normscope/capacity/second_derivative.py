@@ -36,7 +36,7 @@ PLACES = ("inside", "outside", "floor")  # of eps; compiled code knows them by t
 
 
 class GroupFactors(NamedTuple):
-    """H at each vector, and by what factor it would change in other numbers of groups."""
+    """H at each vector, and the factor by which it changes for other numbers of groups."""
 
     nonlinearity: Floats
     factors: dict[int, Floats]
@@ -62,8 +62,8 @@ def nonlinearity(
     """H = Σᵢ‖∂²yᵢ/∂x²‖² of a norm, in closed form: gains, groups and eps included, no Hessian is formed.
 
     It is infinite where the norm has no second derivative: with eps = 0, where a group is constant (zero, for a norm
-    that does not project) and not all its gains are 0. With eps > 0 a constant input has H = 0. Where H is beyond the
-    range of floats, infinity or zero stands for it.
+    that does not project) and not all its gains are 0. With eps > 0 a constant input has H = 0. Where H is outside the
+    range of floats, the value is infinity or zero.
 
     Parameters
     ----------
@@ -72,8 +72,8 @@ def nonlinearity(
     x
         Vectors, (..., N).
     groups
-        Other numbers of groups to compare with, or "all" for all admissible ones. All but the groups stays: gains,
-        eps, flags. For a LayerNorm, it is the factor that LN-G with the same weights brings.
+        Other numbers of groups to compare with, or "all" for all admissible ones. Everything else stays: gains,
+        eps, flags. For a LayerNorm, this gives the factor of LN-G with the same weights.
     eps_place
         For modules that put eps elsewhere than `Norm` does: "outside" the root, or as a "floor".
 
@@ -158,7 +158,7 @@ def _bending(norm: Norm, x: ArrayLike, others: tuple[int, ...], eps_place: str) 
     )
     now = amounts[places[norm.groups]]
     with np.errstate(all="ignore"):
-        # One factor after the other, the square last: nothing leaves the range of floats but an H that does.
+        # Factors are multiplied one by one, the square last: an intermediate overflows only if H does.
         whole = (np.sqrt(now) * np.sqrt(units[0]) * units[1] / size * gain / size) ** 2
         known = (now > 0) & np.isfinite(now)
         factors = {

@@ -5,7 +5,7 @@ of c channels each,
 
     Σ(x − m)² = Σₚ [Σ(x − mₚ)² + c(mₚ − m)²]
 
-so channels are looked at once or twice, not once for each divisor of their number; and nothing cancels.
+so each channel is read once or twice, not once for each divisor of their number; and nothing cancels.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def bend_rows(x, weights, projects, floors, place, own, counts, joins, sources, 
     """H of each row for each number of groups, into amounts (counts, rows), in units of the row.
 
     counts descend, `own` is the place of the norm's own among them. units (2, rows) are (a·r²)² and 1/r² of its widest
-    group, and H = amount·units[0]·units[1]², so that ratios of amounts have a value where H is beyond all floats. Each
+    group, and H = amount·units[0]·units[1]², so that ratios of amounts are finite where H is out of range. Each
     of the counts[k] groups joins joins[k] parts, the first of them number sources[k]: parts are numbered through all
     channels, then all groups.
     """
@@ -89,8 +89,8 @@ def radial(variance, floor, place):  # type: ignore[no-untyped-def]
 
 @compiled
 def _join(start, count, whole, moved, channels, weight, mean, square, weighted_mean, weighted_square, along):  # type: ignore[no-untyped-def]
-    """Neighbouring parts as one: its sums go to number `whole`."""
-    # From the first part on, so that a small spread beside a large mean keeps its digits.
+    """Join neighbouring parts; the sums go to number `whole`."""
+    # Relative to the first part, so that a small spread beside a large mean keeps its digits.
     origin, heavy, total, weighted_total = mean[start], 0.0, 0.0, 0.0
     for n in range(count):
         part = start + n

@@ -1,13 +1,13 @@
 """A network of LayerNorms of width 3 fitted to labelled points of a line, compiled.
 
-    least Σ max(0, w − yᵢ·scoreᵢ)²          w: the lead that is wanted, yᵢ = ±1
+    minimise Σ max(0, w − yᵢ·scoreᵢ)²       w: the target lead, yᵢ = ±1
 
 by the Levenberg–Marquardt method. There are fewer points than numbers of a network, so each step solves a system of the
-size of the points that lack the lead: with r what they lack and J the slopes of their leads,
+size of the points below the target: with r their shortfall and J the gradients of their leads,
 
     δ = Jᵀ(JJᵀ + λ)⁻¹r
 
-Layers and readout are brought to length 1 after each step, which changes no label: the lead can't be had by size alone.
+Layers and readout are scaled to length 1 after each step, which changes no label: scale alone can't raise the lead.
 
 A network is kept as its numbers: the 2×3 matrix of each layer, row by row, and the three numbers of the readout. Layers
 map (x, y, 1), the first one (p, 0, 1), to the h that is scaled to length 1; the sign of the readout is the label.
@@ -31,8 +31,8 @@ from normscope.compiled import compiled
 ROUNDNESS = 0.3  # s: with it the points are near to equally spaced
 LAYER, READOUT = 6, 3  # numbers
 DAMPING, LEAST_DAMPING = 1e-2, 1e-9  # λ to begin with, and never less, as a share of the mean of JJᵀ's diagonal
-MORE, LESS, RAISED = 4.0, 0.3, 6  # how λ changes after a step that fails or helps; how often one is tried
-HARDLY = 1e-4  # a step that helps by less than this share is the last
+MORE, LESS, RAISED = 4.0, 0.3, 6  # factor on λ after a step that fails or helps; how often a step is tried
+HARDLY = 1e-4  # stop after a step that improves by less than this share
 
 
 def creased_points(creases: int) -> Floats:
@@ -49,7 +49,7 @@ def creased_points(creases: int) -> Floats:
 
 
 def creasing_numbers(depth: int, creases: int) -> Floats:
-    """The numbers of a network that creases this many times, and whose other layers keep what there is.
+    """The numbers of a network that creases this many times, and whose other layers change nothing.
 
     >>> creasing_numbers(1, creases=0)
     array([1. , 0. , 0. , 0. , 0. , 0.3, 1. , 0. , 0. ])
@@ -81,7 +81,7 @@ def _uncreased(places: Floats) -> Floats:
 
 @compiled
 def fitted(start, depth, points, signs, wanted, enough, steps):  # type: ignore[no-untyped-def]
-    """The numbers of the best network on the way from a start, and its least lead; it ends where that is enough."""
+    """The numbers of the best network reached from a start, and its smallest lead; stops once that is `enough`."""
     count = len(points)
     states = np.empty((depth + 1, 3))
     numbers, tried = start.copy(), start.copy()
@@ -95,7 +95,7 @@ def fitted(start, depth, points, signs, wanted, enough, steps):  # type: ignore[
             break
         lacking = _lacking(numbers, depth, points, signs, wanted, states, slopes, lack)
         size = _products(slopes, lacking, product)
-        if not 0.0 < size < np.inf:  # no slope, or steps that are no longer numbers
+        if not 0.0 < size < np.inf:  # no slope, or steps that are not finite
             break
         helped = False
         for _ in range(RAISED):
@@ -123,7 +123,7 @@ def fitted(start, depth, points, signs, wanted, enough, steps):  # type: ignore[
 
 @compiled
 def score(numbers, depth, point, states):  # type: ignore[no-untyped-def]
-    """The readout at a point; states: what goes into each layer and 1/|h| of the layer before, and the last output."""
+    """The readout at a point; states: the input of each layer with 1/|h| of the layer before, and the last output."""
     x, y = point, 0.0
     states[0, 0], states[0, 1] = x, y
     for layer in range(depth):
@@ -157,7 +157,7 @@ def slope(numbers, depth, states, sign, row):  # type: ignore[no-untyped-def]
 
 @compiled
 def _rescale(numbers, depth):  # type: ignore[no-untyped-def]
-    """Every layer, and the readout, to length 1."""
+    """Scale every layer, and the readout, to length 1."""
     for layer in range(depth + 1):
         first, last = 6 * layer, min(6 * layer + 6, len(numbers))
         length = 0.0
@@ -170,7 +170,7 @@ def _rescale(numbers, depth):  # type: ignore[no-untyped-def]
 
 @compiled
 def _judged(numbers, depth, points, signs, wanted, states):  # type: ignore[no-untyped-def]
-    """The sum of squares, and the least lead."""
+    """The sum of squares, and the smallest lead."""
     loss, least = 0.0, np.inf
     for place in range(len(points)):
         lead = signs[place] * score(numbers, depth, points[place], states)
@@ -182,7 +182,7 @@ def _judged(numbers, depth, points, signs, wanted, states):  # type: ignore[no-u
 
 @compiled
 def _lacking(numbers, depth, points, signs, wanted, states, slopes, lack):  # type: ignore[no-untyped-def]
-    """Slopes and lacks of the points that lack the lead, in the first rows; how many they are."""
+    """Write slopes and shortfalls of the points below the target into the first rows; return how many there are."""
     rows = 0
     for place in range(len(points)):
         lead = signs[place] * score(numbers, depth, points[place], states)
@@ -216,7 +216,7 @@ def _solved(product, right, rows, damping):  # type: ignore[no-untyped-def]
             total = product[row, column] + (damping if row == column else 0.0)
             for before in range(column):
                 total -= lower[row, before] * lower[column, before]
-            # Rounding may leave nothing of a pivot; what λ alone would leave is taken then.
+            # Rounding may cancel a pivot entirely; then use the value that λ alone would leave.
             lower[row, column] = math.sqrt(max(total, damping)) if row == column else total / lower[column, column]
     for row in range(rows):
         total = right[row]

@@ -1,5 +1,5 @@
 """A network of LayerNorms of width 3 in ball arithmetic: every number is a midpoint and a radius that covers all
-rounding, so what holds for the balls holds for the real numbers.
+rounding, so whatever holds for the balls holds for the real numbers.
 
 The weights are those that the module stores, which are binary fractions and so exact. LayerNorm of width 3 is taken in
 the plane of vectors with mean zero, in the coordinates of `plane_scaling`; that is an identity:
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from normscope.checks import Floats
 
-Ball = Any  # flint.arb, which has no types
+Ball = Any  # flint.arb, which has no type stubs
 Point = tuple[Ball, Ball]
-BLOCK = 2**18  # numbers of samples that are made balls at a time
+BLOCK = 2**18  # sample values converted to balls at a time
 
 
 class BallMap(NamedTuple):
@@ -30,7 +30,7 @@ class BallMap(NamedTuple):
 
 @contextmanager
 def precision(bits: int) -> Iterator[None]:
-    """Within it, all ball arithmetic rounds to this number of bits."""
+    """A context in which all ball arithmetic rounds to this number of bits."""
     from flint import ctx
 
     with ctx.workprec(bits):
@@ -96,7 +96,7 @@ def mapped(affine: BallMap, points: Sequence[Point]) -> list[list[Ball]]:
 
 
 def scaled(rows: Sequence[Sequence[Ball]], eps: float) -> list[Point]:
-    """h -> h/√(|h|² + 3·eps), which is the LayerNorm"""
+    """h -> h/√(|h|² + 3·eps), which is the LayerNorm."""
     extra = 3 * ball(eps)
     points = []
     for u, v in rows:
@@ -121,5 +121,5 @@ def _times(a: Ball, b: Ball) -> Ball:
 
 
 def as_floats_of(balls: Sequence[Ball]) -> Floats:
-    """The midpoints, rounded; 0 where a ball can't be told from it."""
+    """The midpoints, rounded; 0 where a ball contains 0."""
     return np.array([0.0 if value.contains(0) else float(value) for value in balls])

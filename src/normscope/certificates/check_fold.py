@@ -1,10 +1,10 @@
-"""What a fold promises about stored tensors, and whether they keep it: identities that need no inputs.
+"""Check what a fold promises about stored tensors: identities that need no inputs.
 
     centred W′                Π W′ = W′,  and W − W′ is its mean
     reader of a norm          Π W′diag(g′) = Π W diag(g),   Π(f·W′b′ + c′) = Π(f·W b + c)       Π only if W′ is centred
     the norm itself           g′ is 1, or still 0
 
-Checked in float64 on tensors as they were and as they are, given by name, without the code that computed them.
+Checked in float64 on the tensors before and after, looked up by name, without the code that computed them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +22,7 @@ Identity = tuple[str, bool]  # in words, and whether it holds
 
 @dataclass(frozen=True)
 class TakenBy:
-    """A linear layer that takes over gain and bias of the norm that it reads."""
+    """A linear layer that takes over the gain and bias of the norm that it reads."""
 
     layer: str
     weight: str
@@ -33,15 +33,15 @@ class TakenBy:
 
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """What all readers of a norm take over from it."""
+    """The gain and bias that all readers of a norm take over from it."""
 
     norm: str
     gain: Floats  # t: 1 where the norm keeps its own
     bias: Floats  # s
     readers: tuple[TakenBy, ...]
-    gain_tensor: str | None  # where the norm stores its own,
+    gain_tensor: str | None  # where the norm stores its own gain
     bias_tensor: str | None
-    adds_one: bool  # and whether its gain is 1 + w of the stored w
+    adds_one: bool  # whether its gain is 1 + w for the stored w
 
     def gain_in(self, stored: Stored) -> Floats:
         """The gain of the norm, as it is stored."""
@@ -56,7 +56,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Promise:
-    """What is to be true of the stored tensors of a folded model, each by the first of its names."""
+    """What must be true of the stored tensors of a folded model, each by the first of its names."""
 
     centred: Mapping[str, int]  # tensor → the axis over which its mean becomes zero
     taken: tuple[Taken, ...]
@@ -86,7 +86,7 @@ def identities(promise: Promise, before: Stored, after: Stored) -> Iterator[Iden
 
 
 def _of_reader(taken: Taken, reader: TakenBy, centred: bool, before: Stored, after: Stored) -> Iterator[Identity]:
-    """That a layer makes of the norm's z what it made of it before, its mean aside if it writes a centred stream."""
+    """A layer maps the norm's z to the same output as before, up to its mean if it writes a centred stream."""
     matrices: list[Floats] = []
     shifts: list[Floats] = []
     sizes: list[Floats] = []

@@ -1,8 +1,8 @@
-"""Do certificates prove what a result says of its keys? From the result alone, with nothing that searches.
+"""Check that certificates prove what a result says about its keys: from the result alone, without any search code.
 
-A key that is called selectable must have a query that prefers it to all others, beyond rounding; one that is never
-selected, weights that reproduce it; a near tie, or a key without either, must be marked as such. A key may be marked
-that is none: the mark claims nothing. Margins, residuals and counts must be what follows.
+A key reported as selectable must have a query that prefers it to all others, beyond rounding; one that is never
+selected, weights that reproduce it; a near tie, or a key without either, must be marked as such. Marking another key
+is allowed: the mark claims nothing. Margins, residuals and counts must follow from the certificates.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from normscope.progress import Progress, silent
 
 
 class Proven(NamedTuple):
-    """How many keys are shown to be what."""
+    """How many keys have each verdict proven."""
 
     selectable: int
     never_selected: int
@@ -38,16 +38,16 @@ class Proven(NamedTuple):
 
 
 def check(result: Any, progress: Progress = silent, against: Any = None) -> tuple[bool, str]:
-    """Whether a `Selection` proves what it says, of these keys if they are given; and what that is, or what is wrong.
+    """Whether a `Selection` proves what it says, for these keys if given; and what it proves, or the first fault.
 
     Parameters
     ----------
     result
-        A `normscope.results.Selection`, as it was made or loaded.
+        A `normscope.results.Selection`, new or loaded.
     progress
         See `normscope.progress`; one step.
     against
-        Keys that the result must be about.
+        The keys that the result must be for.
 
     Returns
     -------
@@ -69,12 +69,12 @@ def check(result: Any, progress: Progress = silent, against: Any = None) -> tupl
 
 
 def check_places(result: Any, progress: Progress = silent) -> tuple[bool, str]:
-    """Whether the certificates of a `KeySelection` prove what it says, of every place; and what, or what is wrong.
+    """Whether the certificates of a `KeySelection` prove what it says; and what they prove, or the first fault.
 
     Parameters
     ----------
     result
-        A `normscope.results.KeySelection`, as it was made or loaded.
+        A `normscope.results.KeySelection`, new or loaded.
     progress
         See `normscope.progress`; one step for each set of keys.
 
@@ -103,14 +103,14 @@ def check_places(result: Any, progress: Progress = silent) -> tuple[bool, str]:
         for field in fields(counted):
             if getattr(place, field.name) != getattr(counted, field.name):
                 where = place.layer if place.head is None else f"{place.layer}, head {place.head}"
-                return False, f"{where}: {field.name} is not what follows from the certificates"
+                return False, f"{where}: {field.name} does not follow from the certificates"
     by = " by reachable queries" if result.queries == "reachable" else ""
     return True, f"{len(result.sets):,} sets of keys: {totals.in_words(by)}"
 
 
 @dataclass
 class _Counts:
-    """What a place says of its keys, from its certificates."""
+    """The counts of a place, derived from its certificates."""
 
     keys: int = 0
     never_selected: int = 0
@@ -145,7 +145,7 @@ def _name(result: Any, each: Any) -> str:
 
 def _set_faults(result: Any, each: Any) -> Iterator[str]:
     if not each.places or not all(place in range(len(result.places)) for place in each.places):
-        yield "it must be of one or more of the places"
+        yield "it must belong to one or more of the places"
     if each.sequence not in range(result.sequences):
         yield f"it must be one of {result.sequences} sequences"
     if (np.diff(each.positions) <= 0).any() or each.positions[0] < 0:
@@ -158,12 +158,12 @@ def _set_faults(result: Any, each: Any) -> Iterator[str]:
 
 @dataclass(frozen=True, eq=False)
 class Checked:
-    """What is found out about certificates, to be held against what is said of them."""
+    """What checking the certificates found, to compare with what the result says."""
 
-    fault: str | None  # the first thing that is wrong; the rest is about certificates that are right
-    near_ties: Bools  # of the weights, those that rounding decides
-    margins: tuple[Floats, Floats]  # of the queries, and how far they may be off
-    residuals: tuple[Floats, Floats]  # of the weights, and how far they may be off
+    fault: str | None  # the first error; if there is one, the rest is meaningless
+    near_ties: Bools  # weights that are decided by rounding
+    margins: tuple[Floats, Floats]  # of the queries, and a bound on their error
+    residuals: tuple[Floats, Floats]  # of the weights, and a bound on their error
 
 
 def checked(keys: Floats, bias: Floats | None, certificates: Certificates, *, earlier: bool = False) -> Checked:
@@ -210,9 +210,9 @@ def first_fault(found: Checked, near_ties: Bools, certificates: Certificates) ->
             np.arange(unsure.size),
             near_ties.ravel() | ~unsure,
         ),
-        ("the query of key {} prefers it by another margin than it says", c.query_keys, _is(c.margins, found.margins)),
+        ("the margin of the query of key {} is not the one stated", c.query_keys, _is(c.margins, found.margins)),
         (
-            "the weights of key {} leave another residual than they say",
+            "the residual of the weights of key {} is not the one stated",
             c.weight_keys,
             _is(c.residuals, found.residuals),
         ),
@@ -220,18 +220,18 @@ def first_fault(found: Checked, near_ties: Bools, certificates: Certificates) ->
 
 
 def proven(found: Checked, certificates: Certificates) -> Proven:
-    """What certificates that are right prove."""
+    """What correct certificates prove."""
     near, wins, loses = int(found.near_ties.sum()), len(certificates.query_keys), len(certificates.weight_keys)
     return Proven(wins, loses - near, near, int(np.prod(certificates.shape)) - wins - loses)
 
 
 def _is(said: Floats, found: tuple[Floats, Floats]) -> Bools:
-    with np.errstate(invalid="ignore"):  # one key alone wins by an endless margin
+    with np.errstate(invalid="ignore"):  # a single key wins by an infinite margin
         return np.asarray((said == found[0]) | (np.abs(said - found[0]) <= found[1]))
 
 
 def _first_wrong(shape: tuple[int, ...], *facts: tuple[str, Ints, Bools]) -> str | None:
-    """The first fact, of numbered keys in a batch of that shape, that is not so."""
+    """The first fact, about numbered keys in a batch of that shape, that is false."""
     for what, numbers, right in facts:
         if not right.all():
             place = np.unravel_index(int(numbers[~right][0]), shape)

@@ -1,8 +1,8 @@
-"""Whether networks of LayerNorms of width 3 give samples their labels: shown in ball arithmetic, and counted in floats.
+"""Check that networks of LayerNorms of width 3 give samples their labels: proven in ball arithmetic, counted in floats.
 
 - exact: the network with these weights, in real arithmetic, gives the right class the highest score. A score that leads
-  in balls leads in truth; where balls overlap, the precision is raised.
-- floats: the same weights in the module's own type, every sum in a fixed order, so that all machines count the same.
+  in balls leads in exact arithmetic; where balls overlap, the precision is raised.
+- floats: the same weights in the module's own dtype, every sum in a fixed order, so all machines get the same counts.
 
 Nothing here knows how a network was found.
 """
@@ -29,26 +29,26 @@ from normscope.progress import Progress, silent
 
 Indices = NDArray[np.int64]
 OPEN = -1
-GUARD = 40  # bits beyond those that are still right after a layer
+GUARD = 40  # extra bits beyond those still correct after a layer
 STAGES, COLUMNS = 12, 72  # of the labels along the line that a result shows
 SYMBOLS = "ox+#%@&=*~"  # of the classes
-CLOSE = 1e-9  # relative difference of margins, which another version of flint may round otherwise
+CLOSE = 1e-9  # relative difference of margins, which another version of flint may round differently
 
 
 class Exact(NamedTuple):
     """The class of each sample in real arithmetic."""
 
     winners: Indices  # the place of the highest score, OPEN where none was shown to be highest
-    leads: Floats  # the winner leads by no less
-    bits: int  # of precision that were enough for all, or the most that were tried
+    leads: Floats  # lower bounds on the winner's lead
+    bits: int  # precision that was enough for all, or the highest tried
 
 
 class Figures(NamedTuple):
-    """What is said of a network and labelled samples; an entry for each class."""
+    """Figures of a network on labelled samples; an entry for each class."""
 
     samples: list[int]
     certified: list[int]  # samples whose right score is the highest, in real arithmetic
-    margins: list[float | None]  # the least lead of those
+    margins: list[float | None]  # the smallest lead of those
     float_right: list[int]
     bits: int
     stages: list[tuple[int, int, str]]  # LayerNorms so far, runs along the line, the labels in its order
@@ -70,7 +70,7 @@ def exact_labels(network: StoredNetwork | ExactNetwork, samples: Floats) -> Exac
 
 
 def passage(network: StoredNetwork | ExactNetwork, samples: Floats, bits: int) -> Iterator[list[list[Ball]]]:
-    """What each Linear makes of the samples, the scores last. The precision falls with the accuracy that is left."""
+    """The output of each Linear for the samples, the scores last. The precision falls with the remaining accuracy."""
     with precision(bits):
         maps, rows = network.maps(), network.entering(samples)
     for affine in maps:
@@ -86,11 +86,11 @@ def passage(network: StoredNetwork | ExactNetwork, samples: Floats, bits: int) -
 def journey(
     network: StoredNetwork | ExactNetwork, samples: Floats, bits: int, layers: Container[int] | None = None
 ) -> Iterator[tuple[int, Floats, Indices]]:
-    """Where samples are on a line from 0 to 1 after each LayerNorm, or some; their places and their order on it.
+    """Places of samples on a line from 0 to 1 after each LayerNorm, or some of them, and their order on it.
 
-    Before a LayerNorm, the place on the line is the ratio of the two coordinates in the plane: the layer reads it from
-    there. After the last LayerNorm it is the number of the class with the highest score, and a little more the more
-    that score leads.
+    Before a LayerNorm, the place on the line is the ratio of the two coordinates in the plane, which is what the layer
+    reads. After the last LayerNorm it is the number of the class with the highest score, plus a little that grows
+    with its lead.
     """
     for layer, rows in enumerate(passage(network, samples, bits)):
         if layers is not None and layer not in layers:
@@ -109,7 +109,7 @@ def journey(
 
 
 def float_winners(layers: Layers, eps: float, samples: Floats) -> Indices:
-    """The classes that the weights give in their own type, every sum in the same order; OPEN where that overflows."""
+    """The classes that the weights give in their own dtype, every sum in a fixed order; OPEN on overflow."""
     kind = layers[0].dtype.type
     with np.errstate(all="ignore"):
         state = samples.astype(kind)
@@ -129,7 +129,7 @@ def float_winners(layers: Layers, eps: float, samples: Floats) -> Indices:
 def figures(
     layers: Layers, eps: float, exact: ExactNetwork | None, samples: Floats, labels: Indices, classes: int
 ) -> Figures:
-    """All that a result says of a network: of its exact weights, or of those that the module stores if it has none."""
+    """All figures of a network: for its exact weights, or for those that the module stores if it has none."""
     network = StoredNetwork(layers, eps) if exact is None else exact
     found, floats = exact_labels(network, samples), float_winners(layers, eps, samples)
     right = found.winners == labels
@@ -147,14 +147,14 @@ def figures(
 def check_memorized(result: Any, progress: Progress = silent, against: Any = None) -> tuple[bool, str]:
     """Whether every sample in a `Memorized` gets its label, and all figures in it are right.
 
-    Where there are exact weights, those of the module must be these, rounded.
+    Where there are exact weights, the module's weights must be the exact ones, rounded.
 
     Parameters
     ----------
     result
         As it was loaded.
     progress
-        Not used: this takes less time than the search.
+        Not used: the check is quick.
     against
         A table with the samples and labels that the network should have memorised, as `read_labelled_table` gives it.
 
@@ -182,7 +182,7 @@ def check_memorized(result: Any, progress: Progress = silent, against: Any = Non
 
 
 def check_shattering(result: Any, progress: Progress = silent) -> tuple[bool, str]:
-    """Whether every network in a `Shattering` gives the labels that it is kept for, and all figures in it are right.
+    """Whether every network in a `Shattering` gives the labels that it is stored for, and all figures in it are right.
 
     Parameters
     ----------
@@ -206,13 +206,13 @@ def check_shattering(result: Any, progress: Progress = silent) -> tuple[bool, st
         else:
             margins[labelling], bits = found.leads.min(), max(bits, found.bits)
     if wrong:
-        return False, f"{2 * wrong:,} of {2 * len(kept):,} labellings are not given by the networks kept for them"
+        return False, f"{2 * wrong:,} of {2 * len(kept):,} labellings are not realised by the networks stored for them"
     rows = by_runs(labels, margins)
     said = [(row.runs, row.labellings, row.certified) for row in result.by_runs]
     if said != [row[:3] for row in rows] or not all(
         _same_margin(row.margin, margin) for row, (*_, margin) in zip(result.by_runs, rows, strict=True)
     ):
-        return False, "the table of runs is not what the networks show"
+        return False, "the table of runs does not match the networks"
     if result.bits != bits:
         return False, f"{bits} bits of precision decide all labels, and the result says {result.bits}"
     return True, (
@@ -222,9 +222,9 @@ def check_shattering(result: Any, progress: Progress = silent) -> tuple[bool, st
 
 
 def shown(numbers: Floats, points: Floats, labels: NDArray[np.int8]) -> Exact | None:
-    """What exact arithmetic says of a network that gives the points these labels; None if it does not.
+    """The proof in exact arithmetic that a network gives the points these labels; None if it does not.
 
-    Floats have to be right as well. The network of the opposite labels has the two rows of the readout exchanged.
+    Floats must be right as well. The network of the opposite labels has the two rows of the readout exchanged.
     """
     layers, samples = layers_of_numbers(numbers), points[:, None]
     exact = exact_labels(StoredNetwork(layers, 0.0), samples)
@@ -242,7 +242,7 @@ def all_labels(points: int) -> NDArray[np.int8]:
 
 
 def by_runs(labels: NDArray[np.int8], margins: Floats) -> list[tuple[int, int, int, float | None]]:
-    """For each number of runs: how many labellings have it, how many of them are certified, the least margin.
+    """For each number of runs: how many labellings have it, how many of them are certified, the smallest margin.
 
     labels are half of all labellings, the others are their opposites; a margin is infinite where there is no network.
     """
@@ -265,7 +265,7 @@ def count_runs(labels: NDArray[Any]) -> int:
 
 
 def _wrong_figure(result: Any, found: Figures) -> str | None:
-    """What a result says of its network that is not so; None if all is."""
+    """The first wrong figure of a result; None if all are right."""
     count, certified = sum(found.samples), sum(found.certified)
     if certified < count:
         return f"{count - certified:,} of {count:,} samples are not shown to get their labels"
@@ -273,7 +273,7 @@ def _wrong_figure(result: Any, found: Figures) -> str | None:
         said = (each.samples, each.certified, each.float_right)
         counted = (found.samples[number], found.certified[number], found.float_right[number])
         if said != counted or not _same_margin(each.margin, found.margins[number]):
-            return f"what is said of class {number + 1} is not what its samples show"
+            return f"the figures of class {number + 1} do not match its samples"
     if result.bits != found.bits:
         return f"{found.bits} bits of precision decide all samples, and the result says {result.bits}"
     if [(each.layer, each.runs, each.labels) for each in result.stages] != found.stages:
@@ -282,7 +282,7 @@ def _wrong_figure(result: Any, found: Figures) -> str | None:
 
 
 def _other_samples(result: Any, table: Any) -> str | None:
-    """What differs first between the samples of a result and those of a table; None if nothing does."""
+    """The first difference between the samples of a result and those of a table; None if they agree."""
     if table.samples.shape != result.samples.shape:
         (rows, columns), (count, channels) = table.samples.shape, result.samples.shape
         return (
@@ -317,7 +317,7 @@ def _stages(
 
 
 def _winner(row: list[Ball]) -> tuple[int, float]:
-    """The place of the score that is above all others, and by how much at least."""
+    """The index of the score above all others, and a lower bound on its lead."""
     best = max(range(len(row)), key=lambda place: row[place].mid())
     leads = [row[best] - other for place, other in enumerate(row) if place != best]
     if all(lead > 0 for lead in leads):

@@ -1,4 +1,4 @@
-"""Are certificates for reachable queries right? From keys, ellipsoid and certificates alone.
+"""Check certificates for reachable queries, from keys, ellipsoid and certificates alone.
 
 Queries are q = c + Ay with |y| ≤ 1, so that key k scores y·(Aᵀk) + c·k + b: the lifted key (Aᵀk, c·k + b) times (y, 1).
 
@@ -8,8 +8,8 @@ Queries are q = c + Ay with |y| ≤ 1, so that key k scores y·(Aᵀk) + c·k + 
 
 Lifting and scoring are in double precision, unit roundoff u = 2⁻⁵³, with keys centred first. An entry of a lifted key
 is off by (d + 4)·u·Σ|k'||A| at most, a score by that and (r + 5)·u times the sizes it adds up. A margin, or −(|x| + t),
-must be above the sum of both. A margin that is not is computed again without rounding; weights then have to reproduce
-the key itself, as they do without an ellipsoid, and are a proof or a near tie as they are there (`hull_proofs`).
+must exceed the sum of both. A margin that does not is recomputed without rounding; weights then have to reproduce
+the key itself, as without an ellipsoid, and are a proof or a near tie as `hull_proofs` decides.
 """
 
 from collections.abc import Iterator
@@ -30,10 +30,10 @@ ADVANTAGES = ("largest", "proven", "right", "rounding", "gap")
 
 @dataclass(frozen=True, eq=False)
 class Lifted:
-    """Keys as reachable queries see them: what (y, 1) scores."""
+    """Lifted keys: the vectors that (y, 1) scores."""
 
     rows: Floats  # (n, r + 1), divided by 2^exponent
-    errors: Floats  # (r + 1,): how far an entry may be off
+    errors: Floats  # (r + 1,): bounds on the error of an entry
     exponent: int
 
     def in_units_of_scores(self, values: Floats) -> Floats:
@@ -66,8 +66,8 @@ def lift(keys: Floats, bias: Floats | None, matrix: Floats, center: Floats) -> L
 
 @dataclass(frozen=True, eq=False)
 class ReachMargins:
-    least: Floats  # by how much (y, 1) prefers each key at least
-    proven: NDArray[np.bool_]  # whether that is above 0 beyond doubt, and y is in the ball
+    least: Floats  # a lower bound on the lead of each key at (y, 1)
+    proven: NDArray[np.bool_]  # whether that is certainly above 0, and y is in the ball
     rounding: Floats
     gap: Floats  # least over the size of the scores
 
@@ -113,8 +113,8 @@ def reach_margins(
 @dataclass(frozen=True, eq=False)
 class Advantages:
     largest: Floats  # |x| + t: no reachable query prefers the key to the weighted mean of others by more
-    proven: NDArray[np.bool_]  # whether that is not above 0 beyond doubt, and the weights are convex
-    right: NDArray[np.bool_]  # or else, whether the weights reproduce the key itself
+    proven: NDArray[np.bool_]  # whether that is certainly not above 0, and the weights are convex
+    right: NDArray[np.bool_]  # otherwise, whether the weights reproduce the key itself
     rounding: Floats
     gap: Floats  # −largest over the size of the lifted keys
 
@@ -174,7 +174,7 @@ def reach_margins_of_sets(keys: Floats, bias: Floats | None, certificates: Certi
 
 
 def advantages_of_sets(keys: Floats, bias: Floats | None, certificates: Certificates) -> tuple[Advantages, Verdicts]:
-    """How far reachable queries can prefer keys (..., n, d) to weighted means, and what each of the weights proves."""
+    """How far reachable queries can prefer keys (..., n, d) to weighted means, and what each set of weights proves."""
     c, (matrix, center), parts, kinds = certificates, _reach(certificates), [], []
     for number, (some, height) in enumerate(_sets(keys, bias)):
         rows = rows_of(c.weight_keys, number, len(some))
@@ -208,7 +208,7 @@ def _kinds(
     indices: Ints,
     weights: Floats,
 ) -> Verdicts:
-    """What weights prove; where the ellipsoid does not show it beyond doubt, as if any query could be asked."""
+    """What weights prove; where the ellipsoid leaves doubt, judged as if any query were allowed."""
     kinds = np.full(len(rows), PROVEN, np.int8)
     doubtful = np.flatnonzero(~held.proven)
     if len(doubtful):

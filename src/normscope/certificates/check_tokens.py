@@ -1,16 +1,16 @@
-"""Are verdicts on the tokens of a table right? From the table and the certificates alone.
+"""Check verdicts on the tokens of a table, from the table and the certificates alone.
 
     a hidden vector h       wᵢ·h + cᵢ > wⱼ·h + cⱼ for all j ≠ i
     a u, |u| ≤ 1            the same for h = b + √N·GΠu
-    weights λ > 0, Σλ = 1   token i is a weighted mean of others, of no less height, as `hull_proofs` judges it; or, of
-                            reachable vectors, d = wᵢ − Σλw has |√N·ΠGd| + b·d + cᵢ − Σλc ≤ 0 beyond doubt
+    weights λ > 0, Σλ = 1   token i is a weighted mean of others, at no less height, as `hull_proofs` decides; or, for
+                            reachable vectors, d = wᵢ − Σλw has |√N·ΠGd| + b·d + cᵢ − Σλc ≤ 0 beyond rounding
 
-Vectors, own directions among them, are scored by `token_scores`, which bounds its rounding: an inequality counts if it
-holds by more. Which verdict weights give is decided here: a token is tied if it equals another one, or if its weights
-hold only up to rounding, and never wins otherwise. Every verdict, count and list must then be the one that follows.
+Vectors, including own directions, are scored by `token_scores`, which bounds its rounding: an inequality counts if it
+holds by more. The verdict of weights is decided here: a token is tied if it equals another one, or if its weights
+hold only up to rounding, and never wins otherwise. Every verdict, count and list must follow from that.
 
-This file and what it imports know the table and the certificates, and nothing that searches. The search calls these
-functions before it keeps something, but has a faster way of its own to screen own directions.
+This file and its imports know the table and the certificates, and no search code. The search calls these
+functions before it keeps a certificate, but screens own directions with faster code of its own.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,19 +38,19 @@ NAMES = {False: "any hidden vector", True: "reachable vectors"}
 
 
 class TableRead(NamedTuple):
-    """A model, read again: its table, and what else a result says about it."""
+    """A model read again: its table, and the other facts that a result states about it."""
 
     table: Table
-    says: Mapping[str, Any]  # by the names of the fields of a result
+    says: Mapping[str, Any]  # by the field names of a result
 
 
 def check(result: Any, progress: Progress = silent, against: TableRead | None = None) -> tuple[bool, str]:
-    """Whether every certificate is right and gives the verdicts, counts and lists of a result, and a sentence on it.
+    """Whether every certificate is right and gives the verdicts, counts and lists of a result, and why.
 
     Parameters
     ----------
     result
-        A `TokenVerdicts`: what `normscope.vocab` returned, or what was loaded from a file.
+        A `TokenVerdicts`, returned by `normscope.vocab` or loaded from a file.
     progress
         See `normscope.progress`.
     against
@@ -59,10 +59,10 @@ def check(result: Any, progress: Progress = silent, against: TableRead | None = 
     Returns
     -------
     tuple of bool and str
-        Whether it holds, and what it proves, or what is wrong first.
+        Whether it holds, and what it proves, or the first error.
     """
     if against is None:
-        raise InputError("verdicts on tokens are checked against the table of the model: use normscope.verify")
+        raise InputError("verdicts on tokens can only be checked against the table of the model: use normscope.verify")
     if result.sha256 != against.table.sha256:
         return False, "the certificates are for another table: its SHA-256 differs"
     fault = first_fault(against.table, result.any_vector, result.reachable, progress) or _wrong_summary(result)
@@ -80,12 +80,12 @@ def check(result: Any, progress: Progress = silent, against: TableRead | None = 
 def first_fault(
     table: Table, any_vector: TokenCertificates, reachable: TokenCertificates | None, progress: Progress = silent
 ) -> str | None:
-    """The first thing that is wrong with verdicts on a table; None if each has its proof."""
+    """The first error in verdicts on a table; None if each has its proof."""
     return next(_faults(table, any_vector, reachable, progress), None)
 
 
 def verdict_of(table: Table, reachable: bool, token: int, indices: Ints, weights: Floats) -> int:
-    """What weights of other tokens show: NEVER, TIED, or nothing: OPEN. A token that equals another one is tied anyway.
+    """The verdict that weights of other tokens prove: NEVER, TIED, or OPEN. A token equal to another is always tied.
 
     >>> line = Table(np.array([[0.0], [1.0], [4.0]], np.float32))
     >>> verdict_of(line, False, 1, np.array([0, 2]), np.array([0.75, 0.25])) == NEVER
@@ -104,7 +104,7 @@ def verdict_of(table: Table, reachable: bool, token: int, indices: Ints, weights
 
 
 def _judged_by_reachable(table: Table, token: int, indices: Ints, weights: Floats) -> int:
-    """The same for the points and heights that reachable vectors see.
+    """The same for the points and heights that count for reachable vectors.
 
     ΠGx = 0 iff all entries of Gx are equal; iff x is 0 in the live channels, where a gain is 0 or nothing is projected.
     """
@@ -160,7 +160,7 @@ def rules_out(table: Table, token: int, indices: Ints, weights: Floats) -> bool:
 def _faults(
     table: Table, any_vector: TokenCertificates, reachable: TokenCertificates | None, progress: Progress
 ) -> Iterator[str]:
-    """To be asked for the first only."""
+    """Errors, most basic first; only the first is meaningful."""
     if reachable is not None and table.outputs is None:
         yield "the file has verdicts on reachable vectors, but the outputs of the norm are not known to be bounded"
         return
@@ -171,7 +171,7 @@ def _faults(
             yield from _wrong_vectors(table, found, kind, progress)
             shown[kind] = _shown(table, found, kind)
     shown[False][table.duplicates & (shown[False] == NEVER)] = TIED
-    if reachable is not None:  # who wins by a reachable vector wins, and who never wins is not won by one
+    if reachable is not None:  # a token that wins by a reachable vector wins, and one that never wins has none
         ours, theirs = shown[False].copy(), shown[True].copy()
         shown[False] = np.where((ours == OPEN) & (theirs == WINS), WINS, ours)
         shown[True] = np.where((theirs == OPEN) & np.isin(ours, (NEVER, TIED)), ours, theirs)
@@ -213,7 +213,7 @@ def _wrong_vectors(table: Table, found: TokenCertificates, reachable: bool, prog
 
 
 def _shown(table: Table, found: TokenCertificates, reachable: bool) -> NDArray[np.int8]:
-    """The verdicts that certificates give, where vectors are known to be right."""
+    """The verdicts that certificates give, once the vectors have been checked."""
     shown = np.where(found.power != 0, WINS, OPEN).astype(np.int8)
     shown[found.query_tokens] = WINS
     for token, indices, weights in found.weighted():
@@ -222,7 +222,7 @@ def _shown(table: Table, found: TokenCertificates, reachable: bool) -> NDArray[n
 
 
 def _wrong_summary(result: Any) -> str | None:
-    """What does not follow from verdicts that are right: counts, or the list of tokens."""
+    """What contradicts the checked verdicts: counts, or the list of tokens."""
     counts = [
         tuple(found.count(verdict) for verdict in WORDS) for found in (result.any_vector, result.reachable) if found
     ]
@@ -240,7 +240,7 @@ def _wrong_summary(result: Any) -> str | None:
     for row in result.listed:
         words = [WORDS[int(found[row.token])] for found in others]
         if [row.any_vector, row.reachable] != [*words, None][:2]:
-            return f"the list of tokens has other words for token {row.token} than its verdicts"
+            return f"the list of tokens contradicts the verdicts on token {row.token}"
     return None
 
 

@@ -1,18 +1,18 @@
-"""What weights prove about a key: that it lies in the hull of others, or only that rounding could not tell.
+"""What weights prove about a key: that it lies in the hull of others, or only that rounding decides.
 
     gⱼ = kⱼ − kᵢ      key i is in the hull of keys j      iff      Σ xⱼgⱼ = 0 for some x ≥ 0, x ≠ 0
 
-Weights λ > 0 in floats leave a residual Σλg. They are wrong if it is not rounding: in every channel below
-32(d + 4)·2⁻⁵³ of Σλ|g|, the numbers that it is the sum of. If it is, they are a proof, strictly, in three cases:
+Weights λ > 0 in floats leave a residual Σλg. They are wrong unless it is rounding error: in every channel below
+32(d + 4)·2⁻⁵³ of Σλ|g|, the sum of its absolute terms. If it is, they are a strict proof in three cases:
 
 - in floats: as many keys as channels and one more, and a bound on rounding shows that exact weights λ(1 + δ) exist with
   |δ| < 1. With A = (g·λ, λ), an approximate inverse R and ρ the residual, A is invertible if κ = |I − RA| < 1, and then
-  |δ| ≤ |R||ρ|/(1 − κ). The deeper inside the key is, the smaller is δ, whatever the units of the channels are.
+  |δ| ≤ |R||ρ|/(1 − κ). The deeper inside the key is, the smaller is δ, in any units of the channels.
 - in whole numbers, as floats are: the residual is 0.
 - in whole numbers, where keys have few digits: the exact weights on the same keys are not negative.
 
-A bias is one more channel, in which Σλg ≥ 0 is enough. What is none of this is a near tie: a change of the gⱼ in their
-last digits puts the key into the hull, and another one may put it outside.
+A bias is one more channel, in which Σλg ≥ 0 is enough. Everything else is a near tie: a change of the gⱼ in their
+last digits puts the key into the hull, and another change may put it outside.
 """
 
 from fractions import Fraction
@@ -28,14 +28,14 @@ Whole = NDArray[Any]  # Python's whole numbers
 
 WRONG, NEAR_TIE, PROVEN = 0, 1, 2
 UNIT = 2.0**-53
-TINY = 2.0**-1060  # more than what is lost of numbers and products that are too small for floats
-SAFE = 1.01  # for the rounding of bounds
+TINY = 2.0**-1060  # more than numbers and products lose by underflow
+SAFE = 1.01  # covers the rounding of the bounds themselves
 BLOCK = 2**21  # matrix entries at a time
 SMALL, DIGITS = 2**13, 40  # entries times keys, and bits of a difference, up to which exact weights are computed
 
 
 def tolerance(channels: int) -> float:
-    """The share of what is added up that counts as rounding."""
+    """The share of a sum of absolute terms that counts as rounding."""
     return 32 * (channels + 4) * UNIT
 
 
@@ -65,7 +65,7 @@ def judged(own: Floats, corners: Floats, weights: Floats, biased: bool) -> Verdi
 
 
 def reproduced(differences: Floats, weights: Floats, biased: bool, share: float) -> NDArray[np.bool_]:
-    """Whether weights (m, s) bring differences (m, s, D) to 0 up to a share of what they add up, in every channel."""
+    """Whether weights (m, s) bring differences (m, s, D) to 0 up to a share of the absolute terms, in every channel."""
     terms = differences * weights[:, :, None]
     left = terms.sum(axis=1)
     if biased:
@@ -74,11 +74,11 @@ def reproduced(differences: Floats, weights: Floats, biased: bool, share: float)
 
 
 def proven_in_floats(differences: Floats, off: Floats, weights: Floats, biased: bool) -> NDArray[np.bool_]:
-    """Whether exact weights near these (m, s) bring differences (m, s, D), which may be off by so much, to 0."""
+    """Whether exact weights near these (m, s) bring differences (m, s, D), known up to an error of `off`, to 0."""
     shares = weights[:, :, None]
     terms = differences * shares
     off = np.where(off > 0, SAFE * off * shares + UNIT * np.abs(terms) + TINY, 0.0)
-    live = np.asarray(off.any(axis=1))  # (m, D); what is 0 beyond doubt asks for nothing
+    live = np.asarray(off.any(axis=1))  # (m, D); an exact 0 needs no proof
     corners, channels = weights.shape[1], live.sum(axis=1)
     proven = np.zeros(len(weights), bool)
     fits = channels == corners - 1
@@ -105,7 +105,7 @@ def _proven_together(
     chosen = np.argsort(~live, axis=1, kind="stable")[:, None, : corners - 1]
     terms, off = (np.take_along_axis(part, chosen, axis=2).transpose(0, 2, 1) for part in (terms, off))
     count = (corners + 3) * UNIT
-    with np.errstate(all="ignore"):  # what leaves the range of floats proves nothing
+    with np.errstate(all="ignore"):  # overflow proves nothing
         missing = np.abs(terms.sum(axis=2)) + off.sum(axis=2) + count * np.abs(terms).sum(axis=2)
         rows = np.concatenate([terms, weights[:, None, :]], axis=1)
         off = np.concatenate([off, np.zeros((total, 1, corners))], axis=1)
@@ -129,7 +129,7 @@ def _proven_together(
 
 
 def _inverses(matrices: Floats) -> Floats:
-    """NaN where there is none."""
+    """Inverses of matrices; NaN where there is none."""
     try:
         return np.asarray(np.linalg.inv(matrices))
     except np.linalg.LinAlgError:
@@ -139,7 +139,7 @@ def _inverses(matrices: Floats) -> Floats:
 
 
 def _differences(own: Floats, corners: Floats) -> tuple[Floats, Floats]:
-    """corners − own (m, s, D), every channel scaled by a power of two, and how far they may be off."""
+    """corners − own (m, s, D), every channel scaled by a power of two, and bounds on their error."""
     largest = np.maximum(np.abs(own), np.abs(corners).max(axis=1))
     powers = -1 - np.frexp(largest)[1]
     differences = np.ldexp(corners, powers[:, None]) - np.ldexp(own, powers)[:, None]

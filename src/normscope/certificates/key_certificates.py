@@ -1,14 +1,14 @@
-"""Certificates: what proves that a key can win, or that it cannot.
+"""Certificates: numbers that prove that a key can win, or that it cannot.
 
     a query q       q·kᵢ + bᵢ > q·kⱼ + bⱼ for all j ≠ i                      key i can win
-    weights λ ≥ 0   Σλⱼ = 1, Σλⱼkⱼ = kᵢ, Σλⱼbⱼ ≥ bᵢ over j ≠ i               whatever the query, key i never wins alone
+    weights λ ≥ 0   Σλⱼ = 1, Σλⱼkⱼ = kᵢ, Σλⱼbⱼ ≥ bᵢ over j ≠ i               for no query does key i win alone
 
 and if queries must be c + Ay with |y| ≤ 1, with x = kᵢ − Σλⱼkⱼ,
 
     y               |y| ≤ 1, and q = c + Ay as above                          key i can win
     weights λ ≥ 0   Σλⱼ = 1, |Aᵀx| + c·x + bᵢ − Σλⱼbⱼ ≤ 0                      no such query lets key i win
 
-Those of a whole batch are flat arrays, which are also what a saved result holds.
+Those of a whole batch are flat arrays, and are saved as such.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,11 +30,11 @@ Reach = tuple[Floats, Floats]  # A (d, r) and c (d,) of the queries c + Ay, |y| 
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """A query by which one key scores above all others, and by how much at least."""
+    """A query for which one key scores above all others, and a lower bound on its lead."""
 
     query: Floats
     margin: float
-    coordinates: Floats | None = None  # y of a reachable query c + Ay, |y| ≤ 1; None where any query may be asked
+    coordinates: Floats | None = None  # y of a reachable query c + Ay, |y| ≤ 1; None where any query is allowed
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +43,8 @@ class Weights:
 
     indices: Ints
     weights: Floats
-    # |Σλk − kᵢ|, with what Σλb lacks of bᵢ as one more entry where there is a bias; where queries must be reachable,
-    # the most by which one of them prefers the key to the weighted mean: not above 0, up to rounding.
+    # |Σλk − kᵢ|, with the shortfall of Σλb below bᵢ as one more entry if there is a bias; if queries must be reachable,
+    # the largest lead of the key over the weighted mean for any of them: not above 0, up to rounding.
     residual: float
 
 
@@ -113,7 +113,7 @@ class Certificates:
 
 
 def placed(parts: Mapping[int, Certificates], shape: tuple[int, ...]) -> list[Certificates]:
-    """Certificates of single sets, by their number in a batch of keys (..., n), as parts of the batch.
+    """Certificates of single sets, keyed by their number in a batch of keys (..., n), as parts of the batch.
 
     >>> alone = Certificates.of_queries((2,), np.array([1]), np.ones((1, 3)), np.array([0.5]))
     >>> placed({4: alone}, (5, 2))[0].query_keys
@@ -131,7 +131,7 @@ def placed(parts: Mapping[int, Certificates], shape: tuple[int, ...]) -> list[Ce
 
 
 def joined(parts: Sequence[Certificates], shape: tuple[int, ...], channels: int) -> Certificates:
-    """One for many parts of the same batch, each of them for other keys, in the order of the keys."""
+    """Join parts of the same batch, each for different keys, in the order of the keys."""
     parts = [part for part in parts if len(part.query_keys) or len(part.weight_keys)]
     if len(parts) == 1 and len(parts[0].query_keys) and _is_sorted(parts[0]):  # so that large arrays are not copied
         return replace(parts[0], shape=shape)
@@ -163,7 +163,7 @@ def _is_sorted(part: Certificates) -> bool:
 
 
 def _order(keys: Ints) -> Ints | slice:
-    """What sorts keys: everything as it is, if they are sorted, so that large arrays are not copied."""
+    """An index that sorts keys: a slice if they are sorted already, so that large arrays are not copied."""
     return slice(None) if (keys[1:] > keys[:-1]).all() else np.argsort(keys)
 
 
@@ -184,7 +184,7 @@ def require_form(keys: Any, bias: Any, near_ties: Any, certificates: Certificate
     """Refuse arrays, which may come from a file, that can't be read as certificates for keys (..., n, d)."""
     about_keys = _key_faults(keys, bias, near_ties, certificates)
     faults = chain(_array_faults(keys, bias, near_ties, certificates), about_keys, _list_faults(keys, certificates))
-    for fault in faults:  # the first only: what follows relies on it
+    for fault in faults:  # only the first: later checks rely on earlier ones
         raise InputError(fault)
 
 
@@ -210,7 +210,7 @@ def _array_faults(keys: Any, bias: Any, near_ties: Any, c: Certificates) -> Iter
         if not isinstance(array, np.ndarray) or array.dtype != kind:
             got = array.dtype if isinstance(array, np.ndarray) else "none"
             yield f"array {name} must be of {np.dtype(kind)}, got {got}"
-        # One key alone wins by an endless margin.
+        # A single key wins by an infinite margin.
         elif kind == np.float64 and (np.isnan(array).any() if name == "margins" else not np.isfinite(array).all()):
             yield f"array {name} must be finite"
 
@@ -220,7 +220,7 @@ def _key_faults(keys: Floats, bias: Floats | None, near_ties: Bools, c: Certific
         yield f"keys must have shape (..., n, d) with one or more of each, got shape {keys.shape}"
     shape = keys.shape[:-1]
     if not (c.shape == near_ties.shape == shape):
-        yield f"near_ties must have shape {shape}, as the keys have, got {near_ties.shape}"
+        yield f"near_ties must have the shape of the keys, {shape}, got {near_ties.shape}"
     if bias is not None and bias.shape != shape:
         yield f"bias must have one entry per key, shape {shape}, got {bias.shape}"
     if c.reach is not None:

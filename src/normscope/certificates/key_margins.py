@@ -1,14 +1,14 @@
-"""By how much queries prefer keys, how well weights reproduce them, and how far rounding can change either.
+"""Margins by which queries prefer keys, residuals of weights that reproduce keys, and rounding bounds for both.
 
-A margin counts if it is above what rounding can do. With the keys centred at any point c, k' = fl(k − c), and scores
-s = q·k' in double precision (unit roundoff u = 2⁻⁵³), in whatever order the d products are added,
+A margin counts if it exceeds the rounding bound. With the keys centred at any point c, k' = fl(k − c), and scores
+s = q·k' in double precision (unit roundoff u = 2⁻⁵³), with the d products added in any order,
 
     |(sᵢ − sⱼ) − q·(kᵢ − kⱼ)|  ≤  2(d + 4)·u·Σₖ |qₖ|·maxⱼ|k'ⱼₖ|
 
-A margin that is not above it is computed again without rounding. A bias is one more channel, of weight 1 in the query.
+A margin below the bound is recomputed without rounding. A bias is one more channel, of weight 1 in the query.
 So a query that counts is a proof. Weights are judged in `hull_proofs`: wrong, a proof, or a near tie.
 
-Nothing of the solver is imported here. The solver imports `margins` and `residuals`, to drop what would not count.
+Nothing is imported from the solver. The solver imports `margins` and `residuals`, to drop what would not count.
 """
 
 from collections.abc import Iterator
@@ -33,9 +33,9 @@ def lifted(keys: Floats, bias: Floats | None) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Margins:
-    least: Floats  # by how much each query prefers its key at least
-    proven: NDArray[np.bool_]  # whether that is above 0 beyond doubt
-    rounding: Floats  # how far least may be off
+    least: Floats  # lower bounds on each query's margin
+    proven: NDArray[np.bool_]  # whether that is certainly above 0
+    rounding: Floats  # bounds on the error of least
     gap: Floats  # least over the size of the scores, Σₖ |qₖ|·maxⱼ|k'ⱼₖ|
 
 
@@ -65,7 +65,7 @@ def margins(keys: Floats, rows: Ints, queries: Floats, *, earlier: bool = False)
 class Residuals:
     length: Floats  # |Σλk − kᵢ|
     right: NDArray[np.bool_]  # whether every channel is below half of what counts as rounding, and weights are convex
-    rounding: Floats  # how far length may be off
+    rounding: Floats  # bounds on the error of length
 
 
 def residuals(keys: Floats, biased: bool, rows: Ints, starts: Ints, indices: Ints, weights: Floats) -> Residuals:
@@ -155,7 +155,7 @@ def _margins_together(sets: Floats, rows: Ints, queries: Floats, earlier: bool) 
 
 
 def _scores(centred: Floats, owner: Ints, queries: Floats) -> tuple[tuple[Ints, Ints], Floats]:
-    """Scores (m, p, n) of p queries or less for each set (m, n, D), and where those of queries (a, D) are in them.
+    """Scores (m, p, n) of at most p queries for each set (m, n, D), and where those of queries (a, D) are in them.
 
     Queries come one set after the other; places without a query are not used.
     """
@@ -228,7 +228,7 @@ def _lengths(vectors: Floats, exponents: Ints) -> Floats:
 
 
 def _scaled_queries(queries: Floats, exponents: Ints, alive: NDArray[np.bool_]) -> tuple[Floats, Ints]:
-    """Queries for the centred keys, of size about 1, and the power of two that was taken out of each."""
+    """Queries for the centred keys, scaled to size about 1, and the power of two removed from each."""
     mantissa, power = np.frexp(np.where(alive, queries, 0.0))
     total = np.where(mantissa != 0, power + exponents, np.iinfo(np.int64).min // 2)
     shift = total.max(axis=1, initial=-(2**40))

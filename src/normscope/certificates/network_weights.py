@@ -2,9 +2,9 @@
 
     Linear, LayerNorm(3), Linear, …, LayerNorm(3), Linear
 
-A Linear is one array: its weight, with the bias as last column. Exact weights are maps of the plane (see `balls`)
-behind a line p = w·x + b; each is a mantissa and a power of two. The module then holds them rounded, each weight once
-to float64 and then to its own type, which gives the same bits on every machine.
+A Linear is one array: its weight, with the bias as the last column. Exact weights are maps of the plane (see `balls`)
+after a line p = w·x + b; each is a mantissa and a power of two. The module then holds them rounded, each weight once
+to float64 and then to its own dtype, which gives the same bits on every machine.
 """
 
 from collections.abc import Sequence
@@ -49,11 +49,11 @@ class StoredNetwork(NamedTuple):
 
     @property
     def first_bits(self) -> int:
-        """Precision that may be enough to tell its scores apart."""
+        """Initial precision, likely enough to tell its scores apart."""
         return BITS + BITS_PER_LAYER * len(self.layers)
 
     def entering(self, samples: Floats) -> list[list[Ball]]:
-        """What its first Linear makes of samples, in balls of the working precision."""
+        """The output of its first Linear for the samples, in balls of the working precision."""
         return images(ball_map(self.layers[0], reads=False, writes=len(self.layers) > 1), samples)
 
     def maps(self) -> list[BallMap]:
@@ -109,7 +109,7 @@ class ExactNetwork(NamedTuple):
 def unpacked(
     line: NDArray[Any], mantissas: NDArray[Any], powers: NDArray[Any], *, depth: int, classes: int, eps: float
 ) -> ExactNetwork:
-    """The exact network of what `packed` gave."""
+    """The exact network from the output of `packed`."""
     shapes = [(2, 1), *[(2, 2)] * (depth - 1), (classes, 2)] if depth else [(classes, 1)]
     count = sum(rows * (columns + 1) for rows, columns in shapes)
     if line.ndim != 1 or line.dtype != np.float64 or not np.isfinite(line).all():
@@ -174,15 +174,15 @@ def layers_of_numbers(numbers: Floats) -> Layers:
 
 
 def _reading(matrix: Floats) -> Floats:
-    """A map of the plane as it reads the plane from a LayerNorm."""
+    """A map of the plane whose input is the output of a LayerNorm."""
     read: Floats = matrix @ BASIS.T / np.sqrt(WIDTH)
     return read
 
 
 def _layer(affine: BallMap, line: Floats | None, *, scaled: bool, writes: bool) -> Floats:
-    """Weights of one map as a Linear has them; of the first, which reads samples, with their line.
+    """Weights of one map in the form of a Linear; the first, which reads samples, includes their line.
 
-    Scaled so that no number is beyond floats, where it writes for a LayerNorm without eps and only directions matter.
+    Scaled to avoid overflow where it writes for a LayerNorm without eps, so that only directions matter.
     """
     matrix, shift = affine
     if scaled and writes:
@@ -197,6 +197,6 @@ def _layer(affine: BallMap, line: Floats | None, *, scaled: bool, writes: bool) 
 
 
 def _exactly(mantissa: int, power: int) -> Ball:
-    """A mantissa times a power of two, whatever the working precision is."""
+    """A mantissa times a power of two, exact at any working precision."""
     with precision(max(2, mantissa.bit_length())):
         return ball(mantissa) * ball(2) ** power

@@ -1,12 +1,12 @@
-"""Verdicts on all tokens of a table, and what proves them, as plain arrays.
+"""Verdicts on all tokens of a table, and their proofs, as plain arrays.
 
     can win   a hidden vector prefers the token to all others: one that is stored, or the token's own direction
     never     weights of other tokens show that no hidden vector does
     tied      the same, but the token equals another one, or its weights hold only up to rounding
     open      nothing has been shown yet
 
-Own directions serve almost all tokens, so that a few arrays stand for all of their vectors: with axes A, variances v
-and a center, token i of power p is asked as
+Own directions suffice for almost all tokens, so a few arrays represent all of their vectors: with axes A, variances v
+and a center, the own direction of token i with power p is
 
     q = A·v⁻ᵖ·Aᵀ(xᵢ − center)      with x = w where any hidden vector counts: q is the hidden vector;
                                    with x = √N·ΠGw where only reachable ones count: u = q/|q|
@@ -25,12 +25,12 @@ from normscope.errors import InputError
 
 OPEN, WINS, NEVER, TIED = 0, 1, 2, 3
 WORDS = {OPEN: "open", WINS: "can win", NEVER: "never", TIED: "tied"}
-POWERS = (0.75, 0.5, 1.0, 0.25)  # that an own direction may have, best first
+POWERS = (0.75, 0.5, 1.0, 0.25)  # of an own direction, best first
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """Where points are, and along which axes they spread how much."""
+    """Principal axes of a set of points: center, axes and variances."""
 
     center: Floats  # (N,)
     axes: Floats  # (N, r)
@@ -39,13 +39,13 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class TokenCertificates:
-    """About one set of hidden vectors. What is wrong with kinds, shapes and ranges of the arrays is refused.
+    """Certificates for one set of hidden vectors. Arrays of a wrong dtype, shape or range are refused.
 
     The weights of `weight_tokens[a]` are entries starts[a] to starts[a + 1] of `indices` and `weights`.
     """
 
     verdict: NDArray[np.int8]  # (V,)
-    power: Floats  # (V,): of the token's own direction; 0 where that is not its certificate
+    power: Floats  # (V,): of the token's own direction; 0 if its certificate is another
     query_tokens: Ints
     queries: Floats  # (len(query_tokens), N): hidden vectors, or the u of reachable ones
     weight_tokens: Ints
@@ -63,7 +63,7 @@ class TokenCertificates:
         return int(np.count_nonzero(self.verdict == verdict))
 
     def weighted(self) -> Iterator[tuple[int, Ints, Floats]]:
-        """Each token that has weights, with the tokens that they are on."""
+        """Each token that has weights, with the tokens they apply to and the weights."""
         for token, (start, stop) in zip(self.weight_tokens.tolist(), pairwise(self.starts.tolist()), strict=True):
             yield token, self.indices[start:stop], self.weights[start:stop]
 
@@ -85,12 +85,12 @@ MATRICES = ("queries", "axes")
 
 
 def _form_faults(found: TokenCertificates) -> Iterator[str]:
-    """To be asked for the first only, because what follows relies on what came before."""
+    """Errors, most basic first: later checks rely on earlier ones, so only the first is meaningful."""
     yield from _array_faults(found)
     yield from _number_faults(found)
     frame = found.frame
     if (frame is not None) != found.power.any():
-        yield "own directions need center, axes and variances, which are for nothing else"
+        yield "center, axes and variances must be there if, and only if, own directions are used"
     if frame is not None and (
         frame.axes.shape != (len(frame.center), len(frame.variances))
         or not frame.axes.size

@@ -1,19 +1,19 @@
-"""Does a hidden vector prefer a token to all others? By plain products with the whole table, with a bound on rounding.
+"""Check that a hidden vector prefers a token to all others: products with the whole table, with a rounding bound.
 
 Single precision first (unit roundoff s = 2⁻²⁴). Rows are centred at their mean m, which changes all scores alike, and
 rows and vectors are scaled by powers of two, so that no entry exceeds 1. A vector x and a row y = w − m (with a bias as
 one more channel, n in all) are rounded to single precision, each entry by a share of s, or by τ = 2⁻¹²⁶ where it is
-tiny. In whatever order the n products are added, a score is off by at most
+tiny. With the n products added in any order, the error of a score is at most
 
     γ·|x|·max|y| + o·|y| + 8nτ,     γ = (n + 4)s/(1 − (n + 4)s)
 
 where o bounds how far the entries of x are from those of an output of the norm, if x must be one. A token that leads by
-more than twice that wins. All others are scored again in double precision (unit roundoff 2⁻⁵³), where a score is off by
+more than twice that wins. All others are scored again in double precision (unit roundoff 2⁻⁵³), with an error up to
 
     Σₖ ((n + 3)·2⁻⁵³·|hₖ| + oₖ)·maxⱼ|wⱼₖ| + 2⁻⁵²·max|c| + n·2⁻¹⁰⁶⁰
 
-and rivals that are within this bound of the token, without rounding, in fractions. A lead that is not above the bound,
-and not above 0 in fractions, does not count: nothing here is passed by luck. Nothing that searches is imported.
+and rivals within this bound of the token are scored in exact fractions. A lead that is neither above the bound
+nor above 0 in fractions does not count. No search code is imported.
 """
 
 from collections.abc import Iterator
@@ -32,14 +32,14 @@ from normscope.errors import InputError
 
 Flags = NDArray[np.bool_]
 SINGLE, TINY, TINIER = 2.0**-24, 2.0**-126, 2.0**-1060
-SAFE = 1.01  # for the rounding of the bounds themselves
+SAFE = 1.01  # covers the rounding of the bounds themselves
 MANY = 4096  # vectors in single precision
 FEW = 256  # vectors in double precision
-MOST_NEAR = 64  # rivals within rounding of a token, beyond which it counts as not shown
+MOST_NEAR = 64  # with more rivals within rounding of a token, it counts as not proven
 
 
 def prefers(table: Table, tokens: Ints, vectors: Floats) -> Flags:
-    """Whether each hidden vector (m, N) prefers its token to all others beyond doubt.
+    """Whether each hidden vector (m, N) provably prefers its token to all others.
 
     >>> table = Table(np.array([[0.0], [1.0], [3.0]], np.float32))
     >>> prefers(table, np.array([2, 1]), np.array([[1.0], [1.0]]))
@@ -58,7 +58,7 @@ def prefers_reachable(table: Table, tokens: Ints, u: Floats) -> Flags:
 def outputs_of(table: Table) -> Outputs:
     """The outputs of the norm before a table."""
     if table.outputs is None:
-        raise InputError("the outputs of a norm must be known to ask for reachable vectors, got a table without")
+        raise InputError("reachable vectors need a table with the outputs of a norm, got a table without")
     return table.outputs
 
 
@@ -66,7 +66,7 @@ def outputs_of(table: Table) -> Outputs:
 class OwnDirectionCheck:
     """The own directions of tokens, as `token_certificates` defines them, scored against the whole table.
 
-    Where any hidden vector counts, so does a direction in which the token leads by its row alone: a vector that is long
+    Where any hidden vector is allowed, a direction in which the token leads by its row alone counts: a vector long
     enough makes up for any bias. Rivals of the same row and a lower bias are then behind in any case.
     """
 
@@ -87,11 +87,11 @@ class OwnDirectionCheck:
         return shown
 
     def _vectors(self, power: float, tokens: Ints) -> Floats:
-        """Hidden vectors, or the u of reachable ones, of length just below 1: (m, N). Whatever they are, they count."""
+        """Hidden vectors, or the u of reachable ones, of length just below 1: (m, N). They need no proof."""
         points, frame = self.table.doubles(tokens), self.frame
         if self.reachable:
             points = outputs_of(self.table).pull(points)
-        with np.errstate(all="ignore"):  # what leaves the range of floats is not finite, and wins nothing
+        with np.errstate(all="ignore"):  # overflow is not finite, and wins nothing
             relative = (frame.variances / frame.variances.max()) ** -power
             along = ((points - frame.center) @ frame.axes * relative) @ frame.axes.T
             lengths = np.linalg.norm(along, axis=1, keepdims=True)
@@ -103,7 +103,7 @@ class OwnDirectionCheck:
 
 
 def _reached(outputs: Outputs, u: Floats) -> tuple[Floats, Floats, Flags]:
-    """The outputs for each u, how far their entries may be off, and whether |u| ≤ 1 beyond doubt."""
+    """The outputs for each u, bounds on the error of their entries, and whether |u| ≤ 1 for certain."""
     size = len(outputs.gain)
     with np.errstate(all="ignore"):
         inside = np.asarray(np.einsum("ij,ij->i", u, u) <= 1 - 2 * (size + 2) * UNIT)
@@ -121,7 +121,7 @@ class _Singles:
 
     def wins(self, tokens: Ints, vectors: Floats, off: Floats) -> Flags:
         """Whether each vector (m, N) prefers its token by more than the bound."""
-        with np.errstate(all="ignore"):  # what is not finite leads nobody
+        with np.errstate(all="ignore"):  # values that are not finite win nothing
             asked, spare = self._asked(vectors, off)
             doubt = self._gamma * np.linalg.norm(asked, axis=1) + spare
             doubt = SAFE * (doubt * self._longest + 8 * asked.shape[1] * TINY)
@@ -155,7 +155,7 @@ class _Singles:
 
     @property
     def _gamma(self) -> float:
-        """γ; nothing is shown where there are too many products for it."""
+        """γ; with too many products for it, nothing is proven."""
         share = (self.table.channels + self._biased + 4) * SINGLE
         return share / (1 - share) if share < 1 else np.inf
 
@@ -177,9 +177,9 @@ class _Singles:
 
 
 def _in_doubles(table: Table, tokens: Ints, vectors: Floats, off: Floats, *, by_row: bool) -> Flags:
-    """Whether each vector, entries of which may be off by so much, scores its token above all others beyond doubt.
+    """Whether each vector, with entries known up to `off`, provably scores its token above all others.
 
-    By row: biases count only between equal rows. What is within rounding is computed again without, unless the vector
+    By row: biases count only between equal rows. Rivals within rounding are rescored exactly, unless the vector
     itself is only known up to rounding.
     """
     wins, bias = np.zeros(len(tokens), bool), None if by_row else table.bias
@@ -205,7 +205,7 @@ def _in_doubles(table: Table, tokens: Ints, vectors: Floats, off: Floats, *, by_
 
 
 def _scores(table: Table, tokens: Ints, vectors: Floats, bias: Floats | None) -> Iterator[tuple[int, Floats]]:
-    """Scores of some rivals at a time, with the number of the first: (m, some); −∞ for the token itself."""
+    """Scores of a block of rivals at a time, with the number of the first: (m, block); −∞ for the token itself."""
     line = np.arange(len(tokens))
     for part in table.parts():
         scores = vectors @ table.doubles(part).T

@@ -4,8 +4,8 @@
     any hidden vector                h in ℝᴺ
     reachable: outputs of a norm     h = b + √N·GΠu, |u| ≤ 1
 
-Rows stay in the precision they are stored in, and are turned into doubles in parts, so that a table is never in memory
-twice: what is said about them is said about these numbers exactly.
+Rows stay in the precision they are stored in, and are converted to doubles in parts, so a table is never in memory
+twice: verdicts are about exactly these numbers.
 """
 
 import hashlib
@@ -86,16 +86,16 @@ class Table:
         return self.rows[which].astype(np.float64)
 
     def keys(self, which: slice | Ints) -> Floats:
-        """Rows with their bias, if there is one, as last channel."""
+        """Rows with their bias, if there is one, as the last channel."""
         rows = self.doubles(which)
         return rows if self.bias is None else np.column_stack([rows, self.bias[which]])
 
     def parts(self) -> Iterator[slice]:
-        """All rows, some at a time."""
+        """All rows, a block at a time."""
         return in_parts(len(self), self.channels)
 
     def stored(self) -> Iterator[NDArray[np.floating]]:
-        """All rows as they are stored, some at a time."""
+        """All rows as they are stored, a block at a time."""
         return (self.rows[part] for part in self.parts())
 
     @cached_property
@@ -125,7 +125,7 @@ class Table:
 
     @cached_property
     def sha256(self) -> str:
-        """Of all that verdicts depend on: rows as they are stored, bias, and the outputs of the norm."""
+        """SHA-256 of everything that verdicts depend on: rows as stored, bias, and the outputs of the norm."""
         outputs = self.outputs
         facts = (self.rows.shape, str(self.rows.dtype), self.bias is not None, outputs and outputs.projects)
         digest = hashlib.sha256(repr(facts).encode())
@@ -138,6 +138,6 @@ class Table:
 
 
 def in_parts(count: int, channels: int) -> Iterator[slice]:
-    """Rows 0 to count, as many at a time as are held in double precision at once."""
+    """Rows 0 to count, split into blocks that fit in memory in double precision."""
     step = max(1, BLOCK // channels)
     return (slice(start, min(count, start + step)) for start in range(0, count, step))

@@ -23,11 +23,11 @@ from normscope.cli.options import printable
 from normscope.errors import NormscopeError
 from normscope.models.transformers_library import NotFollowedWarning, no_network
 
-LONGEST_LINE, LONGEST_QUOTE = 500, 200  # characters of a message, and of what typer says about an argument
+LONGEST_LINE, LONGEST_QUOTE = 500, 200  # characters of a message, and of typer's message about an argument
 
 
 class _Commands(TyperGroup):
-    """The commands; what is wrong with their arguments is said in a few lines, however long the arguments are."""
+    """The commands; errors in their arguments take a few lines, however long the arguments are."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         with _shortened():
@@ -40,7 +40,7 @@ class _Commands(TyperGroup):
 
 @contextmanager
 def _shortened() -> Iterator[None]:
-    """Shorten what typer says about arguments."""
+    """Shorten typer's messages about arguments."""
     try:
         yield
     except Exception as error:
@@ -92,16 +92,16 @@ def options(
 
 
 def _add_commands_of_others() -> None:
-    """Add the commands of installed packages, `normscope_lab` among them; one that fails is named and skipped."""
+    """Add the commands of installed packages, such as `normscope_lab`; one that fails is reported and skipped."""
     for entry in entry_points(group="normscope.commands"):
         try:
             entry.load()(app)
-        except Exception as error:  # whatever is wrong with it, all other commands must work
+        except Exception as error:  # all other commands must still work
             _tell(f"commands of {entry.name} ({entry.value}) can't be loaded: {type(error).__name__}: {error}")
 
 
 def main() -> None:
-    """Run the application; what a user can put right becomes one line and exit code 2."""
+    """Run the application; an error that the user can fix becomes one line and exit code 2."""
     if hasattr(signal, "SIGPIPE"):  # not on Windows
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -138,7 +138,7 @@ def _tell(line: str) -> None:
 
 
 def _said(error: NormscopeError | OSError | MemoryError) -> str:
-    """What an error says; one of the system names the file first."""
+    """The message of an error; that of an OSError starts with the file."""
     if isinstance(error, MemoryError):
         return "there is not enough memory for this on this machine"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:

@@ -1,4 +1,4 @@
-"""Every command: it parses, asks, and returns a result; `command` saves, draws and shows it."""
+"""Every command: parse arguments, call the library, return a result; `command` saves, draws and shows it."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -82,7 +82,7 @@ def keys(
     lines: LinesFlag = False,
     inputs: InputsOption = None,
     at: Annotated[
-        At, typer.Option(help="The keys of each head, or what goes into or comes out of the norm before attention.")
+        At, typer.Option(help="The keys of each head, or the input or output of the norm before attention.")
     ] = At.heads,
     queries: Annotated[
         Queries, typer.Option(help="Any query, or only those that the head can produce at the last position.")
@@ -95,9 +95,9 @@ def keys(
     dtype: DtypeOption = DTYPE,
     keep: bool = False,
 ) -> Any:
-    """Which keys of a text no query can ever select, and how near heads can come to equal attention."""
+    """Which keys of a text no query can ever select, and how close heads can come to equal attention."""
     if text is None and inputs is None:
-        raise InputError("keys are those of a text or of inputs: give --text (a file, or 'sample') or --inputs FILE")
+        raise InputError("keys needs a text or inputs: give --text (a file, or 'sample') or --inputs FILE")
     from normscope.studies.keys import keys as ask
 
     return ask(
@@ -160,12 +160,14 @@ def fold(
     ] = None,
     rms: Annotated[
         bool,
-        typer.Option("--rms", metavar="", help="Put RMSNorm modules in place of norms, and write an exported program."),
+        typer.Option("--rms", metavar="", help="Replace norms by RMSNorm modules, and write an exported program."),
     ] = False,
     untie: Annotated[
         bool,
         typer.Option(
-            "--untie", metavar="", help="Give a head that shares its matrix with a table a copy, and fold that too."
+            "--untie",
+            metavar="",
+            help="Give a head tied to the token table its own copy of the matrix, and fold that too.",
         ),
     ] = False,
     text: TextOption = None,
@@ -197,7 +199,9 @@ def fold(
 
 @command(picture=True)
 def memorize(
-    file: Annotated[Path, typer.Argument(help="Columns of numbers and one of labels: .csv, with a heading or not.")],
+    file: Annotated[
+        Path, typer.Argument(help="Columns of numbers and one of labels: .csv, with or without a header row.")
+    ],
     label: Annotated[
         str | None, typer.Option(help="Column of labels, by its name or number from 1. Default: the last.")
     ] = None,
@@ -240,11 +244,13 @@ def verify(
         ),
     ],
     samples: Annotated[
-        Path | None, typer.Argument(help="For a network of `normscope memorize`: the file that it has memorised.")
+        Path | None, typer.Argument(help="For a network of `normscope memorize`: the file that it memorises.")
     ] = None,
-    label: Annotated[str | None, typer.Option(help="The column of labels there, as for `normscope memorize`.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Column of labels in that file, as for `normscope memorize`.")
+    ] = None,
 ) -> Any:
-    """Check a saved result again, every certificate in it, without solving anything, and say what it proves."""
+    """Check every certificate of a saved result, without solving anything, and report what it proves."""
     from normscope.verify_file import verify as check
 
     return check(file, against=samples, label=label, progress=progress)

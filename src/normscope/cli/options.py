@@ -56,21 +56,21 @@ TextOption = Annotated[
     typer.Option(help="Text file to run the model on, UTF-8 (sample: a built-in text). MODEL must be a folder."),
 ]
 LinesFlag = Annotated[bool, typer.Option("--lines", metavar="", help="Each line of the text is a sequence of its own.")]
-DeviceOption = Annotated[str, typer.Option(help="Where to run the model on the text or inputs.")]
+DeviceOption = Annotated[str, typer.Option(help="Device to run the model on.")]
 DtypeOption = Annotated[str, typer.Option(help="Data type to run the model in: float32, float64, bfloat16 or float16.")]
 
 
 def model_of(given: Path | None) -> Path:
-    """The model that is named, or the small GPT that ships with the package."""
+    """The model named on the command line, or the demo model."""
     from normscope.data import demo_model
 
     return demo_model() if given is None else given
 
 
 def run_on(text: str | None, inputs: Path | None, lines: bool = False) -> dict[str, Any]:
-    """What --text and --inputs name, as the arguments of a study; with --lines, each line is a text of its own."""
+    """--text and --inputs as the arguments of a study; with --lines, each line is a text of its own."""
     if lines and text is None:
-        raise InputError("--lines needs --text: it is about the lines of a text")
+        raise InputError("--lines needs --text: it splits the text into lines")
     if text is not None and inputs is not None:
         raise InputError("--text and --inputs cannot be combined: the model runs on one of them")
     if inputs is not None:
@@ -95,7 +95,7 @@ def _text(name: str) -> str:
 
 
 def progress(things: Iterable[Any], what: str) -> Iterable[Any]:
-    """A bar on standard error while things are gone through; nothing where that is no terminal."""
+    """A progress bar on standard error while iterating; nothing if that is not a terminal."""
     if not sys.stderr.isatty():
         return things
     from rich.console import Console
@@ -112,7 +112,7 @@ def require_writable(path: Path | None, endings: tuple[str, ...], force: bool) -
 
 
 def picture_of(path: Path | None, draw: "Callable[[], Figure]") -> dict[Path, bytes]:
-    """The picture that was asked for, if one was, ready to be written."""
+    """The requested picture, if any, ready to be written."""
     if path is None:
         return {}
     from normscope.files import drawn
@@ -121,12 +121,12 @@ def picture_of(path: Path | None, draw: "Callable[[], Figure]") -> dict[Path, by
 
 
 def write(contents: Mapping[Path, bytes]) -> None:
-    """Write files that were all made before the first is written."""
+    """Write files whose contents are all complete."""
     if contents:
-        from normscope.files import write_whole
+        from normscope.files import write_atomically
 
         for path, content in contents.items():
-            write_whole(content, path)
+            write_atomically(content, path)
 
 
 def tell_written(paths: Iterable[Path]) -> None:
@@ -135,14 +135,14 @@ def tell_written(paths: Iterable[Path]) -> None:
 
 
 def printable(line: str) -> str:
-    """One line that can't move the cursor or change colours, whatever names of files or tensors are in it."""
+    """One line without control characters, so that names in it can't move the cursor or change colours."""
     return "".join(character if character.isprintable() else "?" for character in line)
 
 
 def command(
     *, page: bool = False, picture: bool = False, saves: bool = True, resumes: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Make a command of a function that parses and asks, and returns a result: every command ends in the same way.
+    """Make a command of a function that returns a result: every command saves, draws and shows it the same way.
 
     Adds --json, --csv and --all; -o (with `saves`) and --force; --html (with `page`); --picture (with `picture`). A
     command that `resumes` takes the path of -o as its argument `resume`, and saves there by itself. An argument `keep`
@@ -200,7 +200,7 @@ def command(
 
 
 def _require_possible(form: Mapping[str, Any], resumes: bool) -> None:
-    """Refuse what could not be written or shown in the end, before the work begins."""
+    """Refuse outputs that could not be written or shown, before the work begins."""
     from normscope.files import PAGES, PICTURES
     from normscope.results.result import ENDINGS
 

@@ -1,4 +1,4 @@
-"""What ships with the package: a small GPT trained on public-domain text, and a piece of text that it has not seen.
+"""Data included in the package: a small GPT trained on public-domain text, and a text that it was not trained on.
 
 `tools/train_bundled.py` trained it; the command, seed and losses are in model/training.json.
 """
@@ -10,6 +10,11 @@ HERE = Path(__file__).parent
 
 def demo_model() -> Path:
     """The folder of a small trained GPT that ships with the package, in Hugging Face format.
+
+    Returns
+    -------
+    Path
+        A path that every function of normscope takes as a model.
 
     >>> sorted(path.name for path in demo_model().iterdir())[:2]
     ['config.json', 'model.safetensors']
@@ -27,5 +32,5 @@ def name_of(path: Path) -> str:
 
 
 def sample_text() -> str:
-    """The text that `--text sample` runs."""
+    """The text of `--text sample`."""
     return (HERE / "sample.txt").read_text(encoding="utf-8")

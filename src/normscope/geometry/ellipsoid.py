@@ -2,7 +2,7 @@
 
     y − b = √c · G u,   |u| ≤ 1   (u ⊥ 1 where the norm projects)
 
-Nothing here forms an N × N matrix unless all axes are asked for.
+No N × N matrix is formed unless all axes are requested.
 
 [1] Riechers, Geometry and Dynamics of LayerNorm, 2024.
 """
@@ -35,12 +35,12 @@ class BallImage(ABC):
 
     @property
     def center(self) -> Floats:
-        """Where it is centred: the bias of the norm."""
+        """Its center: the bias of the norm."""
         return self._center
 
     @property
     def bounded(self) -> bool:
-        """False without the scale step."""
+        """Whether the set is bounded: False without the scale step."""
         return self._bounded
 
     @property
@@ -63,7 +63,7 @@ class BallImage(ABC):
         """Fₖᵀw for every factor."""
 
     def support(self, w: ArrayLike) -> Floats:
-        """sup w·y over the set, for each w in the last axis: w·center + Σ |Fₖᵀw|. A bound that is tight.
+        """sup w·y over the set, for each w in the last axis: w·center + Σ |Fₖᵀw|. The bound is tight.
 
         For LayerNorm w·b + √N·|ΠGw|. It is attained if eps = 0, and approached if eps > 0.
         """
@@ -109,13 +109,13 @@ class Ellipsoid(BallImage):
     >>> float(ellipsoid.support([0, 0, 1]).round(4))  # 5 + 3·√2: as far as the last channel can go
     9.2426
 
-    Without the scale step the set is a whole flat: `bounded` is False, its lengths are infinite, and what asks for a
-    bound or a surface is refused. Its dimension, axes and dead directions are as they would be with scaling.
+    Without the scale step the set is a whole flat: `bounded` is False, its lengths are infinite, and methods that need
+    a bound or a surface raise InputError. Its dimension, axes and dead directions are the same as with scaling.
     """
 
     @property
     def dimension(self) -> int:
-        """Number of semi-axes. Of LayerNorm: N − 1, or N − k if k ≥ 1 gains are zero."""
+        """Number of semi-axes. For LayerNorm: N − 1, or N − k if k ≥ 1 gains are zero."""
         return sum(factor.rank for factor in self._factors)
 
     @cached_property
@@ -140,9 +140,9 @@ class Ellipsoid(BallImage):
 
     @property
     def dead_directions(self) -> Floats:
-        """Orthonormal columns orthogonal to everything that can be reached: (N, N − dimension).
+        """Orthonormal columns that span the dead directions, in which no two outputs differ: (N, N − dimension).
 
-        Of LayerNorm: along 1/g, or the channels whose gain is zero; the left null space of diag(g) − g1ᵀ/N.
+        For LayerNorm: along 1/g, or the channels whose gain is zero; the left null space of diag(g) − g1ᵀ/N.
         """
         basis = np.zeros((self.size, self.size - self.dimension))
         column = 0
@@ -154,7 +154,7 @@ class Ellipsoid(BallImage):
 
     @property
     def dead_direction(self) -> Floats | None:
-        """The first of the dead directions, without making the others; None if everything can be reached."""
+        """The first dead direction, without computing the others; None if there is none."""
         for factor, run in zip(self._factors, self._runs, strict=True):
             first = factor.first_dead
             if first is not None:
@@ -164,15 +164,15 @@ class Ellipsoid(BallImage):
         return None
 
     def radius(self, y: ArrayLike) -> Floats:
-        """By how much the set must be blown up about its center to reach y: 1 on the surface, infinite off its flat.
+        """The factor by which to scale the set about its center to reach y: 1 on the surface, infinite off its flat.
 
-        Of a product, the largest radius among its parts. A distance from the flat below 1e-9 counts as rounding.
+        For a product, the largest radius among its parts. A distance from the flat below 1e-9 counts as rounding.
         """
         self._require_bounded("radius")
         return self._gauge(y, ON_THE_FLAT)[0]
 
     def contains(self, y: ArrayLike, tol: float = ON_THE_FLAT) -> NDArray[np.bool_]:
-        """Whether y, or a point within rounding of it, is in the set blown up by 1 + tol.
+        """Whether y, or a point within rounding of it, is in the set scaled by 1 + tol.
 
         Rounding is taken channel by channel: tol times |y| + |center| + the reach of the channel.
         """
@@ -180,7 +180,7 @@ class Ellipsoid(BallImage):
         return np.isfinite(radius) if not self.bounded else least <= 1.0 + tol
 
     def sample(self, n: int, seed: int | np.random.Generator | None = None) -> Floats:
-        """n random points of the surface (of each part's, for a product), uniform in the axes' own units: (n, N)."""
+        """n random points on the surface (of each part, for a product), uniform in units of the axes: (n, N)."""
         self._require_bounded("sample")
         rng = np.random.default_rng(seed)
         count = as_count(n, "n", least=0)
@@ -202,7 +202,7 @@ class Ellipsoid(BallImage):
         return np.argsort(-self._all_lengths, kind="stable")
 
     def _rows(self, which: NDArray[np.intp]) -> Floats:
-        """Axes by their index in _all_lengths, one a row."""
+        """Axes by their index in _all_lengths, one per row."""
         if len(self._factors) == 1:
             return self._factors[0].axes(which)
         rows = np.zeros((len(which), self.size))
@@ -236,9 +236,9 @@ class Ellipsoid(BallImage):
 
 
 class EllipsoidSum(BallImage):
-    """The Minkowski sum of ellipsoids: what a linear map makes of the product that LN-G fills.
+    """The Minkowski sum of ellipsoids: the image under a linear map of the product that LN-G fills.
 
-    It is convex but no ellipsoid, so it has no axes; its handle is the support function.
+    It is convex but not an ellipsoid, so it has no axes; use its support function.
 
     >>> from normscope import Norm
     >>> norm = Norm(gain=[1, 1, 1, 1], groups=2)
@@ -253,7 +253,7 @@ class EllipsoidSum(BallImage):
 
     @property
     def dead_directions(self) -> Floats:
-        """Orthonormal columns orthogonal to everything that can be reached."""
+        """Orthonormal columns that span the dead directions."""
         return self._all_together.dead
 
     def sample(self, n: int, seed: int | np.random.Generator | None = None) -> Floats:

@@ -2,9 +2,9 @@
 
     ProjectedGain   √c · G Π      one group of LayerNorm or LN-G
     ChannelGain     √c · G        one group of RMSNorm
-    DenseMap        any matrix    what a linear layer makes of either
+    DenseMap        any matrix    either, followed by a linear layer
 
-Each knows its axes, the directions it never reaches, its transpose and its gauge. Only DenseMap holds a matrix.
+Each knows its axes, its dead directions, its transpose and its gauge. Only DenseMap holds a matrix.
 """
 
 import math
@@ -19,7 +19,7 @@ from normscope.geometry.spectrum import Spectrum
 
 
 class Factor(Protocol):
-    """What an ellipsoid asks of the map behind it; M is the size of its output."""
+    """The interface of the map behind an ellipsoid; M is the size of its output."""
 
     @property
     def size(self) -> int:
@@ -34,11 +34,11 @@ class Factor(Protocol):
         """The non-zero singular values, descending: (rank,)."""
 
     def axes(self, which: NDArray[np.intp]) -> Floats:
-        """Unit left singular vectors, one a row: (len(which), M)."""
+        """Unit left singular vectors, one per row: (len(which), M)."""
 
     @property
     def dead(self) -> Floats:
-        """Orthonormal columns that span what the image never reaches: (M, M − rank)."""
+        """Orthonormal columns that span the dead directions, orthogonal to the image: (M, M − rank)."""
 
     @property
     def first_dead(self) -> Floats | None:
@@ -225,10 +225,10 @@ class DenseMap:
 
 
 def _undo_gain(gain: Floats, d: Floats, size_of_terms: Floats, tol: float) -> tuple[Floats, Floats, NDArray[np.bool_]]:
-    """u with √c·g·u = d on the live channels, how far rounding may move it, and whether the dead channels agree."""
+    """u with √c·g·u = d on the live channels, its rounding error, and whether the dead channels agree."""
     live = gain != 0
     reach = math.sqrt(len(gain)) * gain[live]
-    with np.errstate(over="ignore"):  # a point far beyond a tiny gain: any huge number says so
+    with np.errstate(over="ignore"):  # a point far beyond a tiny gain: any huge number will do
         u = np.clip(d[..., live] / reach, -1e300, 1e300)
         slack = tol * np.minimum(size_of_terms[..., live] / np.abs(reach) + 1.0, 1e300)
     return u, slack, np.all(np.abs(d[..., ~live]) <= tol * size_of_terms[..., ~live], axis=-1)
@@ -243,14 +243,14 @@ def length_of(u: Floats) -> Floats:
 
 
 def _to_unit(u: Floats) -> Floats:
-    """u to unit length along its last axis; zero stays zero."""
+    """u scaled to unit length along its last axis; zero stays zero."""
     length = length_of(u)[..., None]
     unit: Floats = u / np.where(length == 0, 1.0, length)
     return unit
 
 
 def _unit_rows(channels: NDArray[np.intp], size: int) -> Floats:
-    """The unit vectors of some channels, one a row."""
+    """The unit vectors of some channels, one per row."""
     rows = np.zeros((len(channels), size))
     rows[np.arange(len(channels)), channels] = 1.0
     return rows

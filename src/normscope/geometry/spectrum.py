@@ -53,7 +53,7 @@ class Spectrum:
         return np.where(self._contrast == 0, np.r_[roots, 0.0][self._pole], self._poles[self._pole])
 
     def vectors(self, which: NDArray[np.intp]) -> Floats:
-        """Unit left singular vectors of the given indices, one a row: (len(which), N)."""
+        """Unit left singular vectors of the given indices, one per row: (len(which), N)."""
         from normscope.geometry.axis_vectors import fill_root_vectors, fill_tie_vectors
 
         rows = np.empty((len(which), len(self._gain)))

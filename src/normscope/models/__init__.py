@@ -1,1 +1,1 @@
-"""Finding norms in modules and checkpoints, by asking them."""
+"""Finding norms in modules and checkpoints, identified from their outputs."""

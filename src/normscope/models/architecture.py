@@ -1,6 +1,6 @@
 """A model without its weights: the architecture that a config.json describes, built on the meta device.
 
-Only code of the installed transformers library is used, and nothing is fetched: see `config_rules`.
+Only code of the installed transformers library is used, and nothing is downloaded: see `config_rules`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -34,29 +34,29 @@ def build_architecture(config: dict[str, Any]) -> nn.Module | None:
         build = library.model_class(described.architectures) or _bare_model
         with torch.device("meta"), _at_most(most_modules()):
             model: nn.Module = build(described)
-    return model.eval().to("meta")  # some classes make a parameter on the CPU whatever they are told
+    return model.eval().to("meta")  # some classes create a parameter on the CPU regardless
 
 
 def described_config(config: dict[str, Any]) -> "PreTrainedConfig":
-    """The configuration of transformers for a config.json of a kind that it knows, as far as it describes a model."""
+    """The transformers configuration of a config.json of a known kind, with the settings that describe a model."""
     settings = checked_config(config)
     found: Any = library.config_class(settings.pop("model_type"))
     described: PreTrainedConfig = found.from_dict(settings)
-    checked_config(described.to_dict())  # defaults may name what the file does not
+    checked_config(described.to_dict())  # defaults may hold names that the file does not
     return described
 
 
 @contextmanager
 def explained(config: dict[str, Any], failed: str) -> Iterator[None]:
-    """Around all that transformers makes of a config.json: no network, and whatever goes wrong as a ValueError.
+    """A context for transformers code that reads a config.json: no network, and every error becomes an InputError.
 
-    What was asked for beyond the folder is named with the key of the config that holds its name, where one does.
+    A name requested from the hub is reported with the config key that holds it, if there is one.
     """
     problem: Exception | None = None
     with library.locked() as asked:
         try:
             yield
-        except Exception as error:  # transformers raises whatever a config leads to
+        except Exception as error:  # a config can make transformers raise anything
             problem = error
     for name in asked:
         key = key_of(config, name)
@@ -71,7 +71,7 @@ def explained(config: dict[str, Any], failed: str) -> Iterator[None]:
 
 
 def notes_on(config: dict[str, Any]) -> tuple[str, ...]:
-    """What of a config.json could not be followed, in sentences: a kind or a class that transformers does not know.
+    """Sentences on what in a config.json is not supported: a kind or a class that transformers does not know.
 
     >>> notes_on({"hidden_size": 8})
     ('config.json has no model_type: norms are found by the names of tensors.',)
@@ -86,7 +86,7 @@ def notes_on(config: dict[str, Any]) -> tuple[str, ...]:
     if not names or library.model_class(names) is not None:
         return ()
     return (
-        f"config.json names {quoted(names)} as its architectures, no model of {library.version()}: "
+        f"config.json names {quoted(names)} as its architectures, not a model of {library.version()}: "
         f"it is read as the plain model of kind {quoted(kind)}, without a head.",
     )
 

@@ -1,6 +1,6 @@
 """Scores of attention on their way from the product of queries and keys to the softmax, call by call.
 
-softmax(… mask + tanh(scale · query · keyᵀ) …)        each step is understood, or the product is lost and said to be
+softmax(… mask + tanh(scale · query · keyᵀ) …)        each step is understood, or the product is reported as lost
 """
 
 import inspect
@@ -15,7 +15,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Running:
-    """A module whose forward is under way."""
+    """A module whose forward is running."""
 
     name: str
     module: nn.Module
@@ -24,7 +24,7 @@ class Running:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What it was called with, by name."""
+        """Its arguments, by name."""
         return {**inspect.signature(self.module.forward).bind_partial(*self.args).arguments, **self.kwargs}
 
 
@@ -50,7 +50,7 @@ class Product:
 
 
 def plain_name(function: Any) -> str:
-    """add for torch.add, Tensor.add_, + and +=, whichever side the tensor stands on; but rsub for 1 - tensor."""
+    """add for torch.add, Tensor.add_, + and +=, whichever side the tensor is on; but rsub for 1 - tensor."""
     name: str = getattr(function, "__name__", "")
     plain = name.strip("_")
     return _OPERATORS.get(plain, plain) if name.startswith("__") else plain
@@ -139,8 +139,8 @@ _ADDING = {"add", "masked_fill", "where", "cat"}
 def followed(
     before: list[tuple[Tensor, Product]], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
 ) -> Product | None:
-    """What a call makes of scores; None if there are none, if only their shape is left, or not even that."""
-    # What was lost before and is now added to scores is a bias like any other.
+    """The scores after a call; None if there are none, or at most their shape is left."""
+    # A lost product that is added to scores is a bias like any other.
     before = [(scores, product) for scores, product in before if not product.lost] or before
     if not before:
         return None
@@ -179,10 +179,10 @@ def _number(value: Any) -> float | None:
 
 
 def padding_mask(product: Product, batch: int, keys: int) -> Tensor | None:
-    """The mask of tokens (B, Tk) that the nearest module around was given for these keys.
+    """The mask of tokens (B, Tk) that the nearest enclosing module received for these keys.
 
-    Cross-attention, known by the states that its layer was given, has the mask of the encoder. A mask with padding is
-    that of another sequence where nothing was added to the scores, or where a module further in was given None for it.
+    Cross-attention, recognised by the states its layer receives, uses the encoder's mask. A mask with padding belongs
+    to another sequence if nothing was added to the scores, or if a module further in received None for it.
     """
     of_layer = product.place[-1].arguments
     of_torch = of_layer.get("key_padding_mask")  # True, or -inf, at padding; without the keys that torch may append

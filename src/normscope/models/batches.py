@@ -1,4 +1,4 @@
-"""What a model is called with, as it is given: one batch (a mapping, a tensor, a tuple) or an iterable of batches."""
+"""Inputs of a model: one batch (a mapping, a tensor, a tuple) or an iterable of batches."""
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,7 +37,7 @@ def read_inputs(path: Path) -> dict[str, Tensor]:
 
 
 def batches_for(model: nn.Module, inputs: Inputs) -> Iterator[dict[str, Tensor]]:
-    """Every batch as the model takes it: on its device, floats in its dtype; refused by name if it can't be one."""
+    """Every batch as the model takes it: on its device, floats in its dtype; InputError if it does not fit."""
     return (_fitted(model, batch) for batch in _batches(inputs))
 
 
@@ -47,7 +47,7 @@ def first_batch(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def first_as_given(inputs: Inputs) -> Mapping[str, Any] | tuple[Any, ...]:
-    """The same as it was given: a module of one's own may take more than tensors.
+    """The first batch unchanged: a user's module may take more than tensors.
 
     >>> first_as_given([{"x": 1}, {"x": 2}])
     {'x': 1}
@@ -57,7 +57,7 @@ def first_as_given(inputs: Inputs) -> Mapping[str, Any] | tuple[Any, ...]:
 
 
 def _batches(inputs: Inputs) -> Iterator[Batch]:
-    """One batch, or several."""
+    """The batches, one or several."""
     batches = iter([inputs] if isinstance(inputs, Mapping | Tensor | tuple) else inputs)
     first = next(batches, None)
     if first is None:

@@ -1,4 +1,4 @@
-"""What goes into and comes out of every norm, and what attention compares, while a model runs.
+"""Record the inputs and outputs of every norm, and the queries and keys of attention, while a model runs.
 
 >>> import torch
 >>> from torch import nn
@@ -25,7 +25,7 @@ from normscope.models.heads import AttentionWatch, Heads
 from normscope.models.in_place import activation
 from normscope.results.inventory import FoundNorm, Inventory
 
-ROWS = 16  # vectors of a gated call that are compared with what its norm computes
+ROWS = 16  # vectors of a gated call compared with the output of its norm
 ROUNDING = 5e-2  # of the largest output, in half precision too
 
 
@@ -67,15 +67,15 @@ class capture:  # noqa: N801  (read as a verb: `with capture(model) as captured`
 
     Calls of one norm are joined along the first axis (vector by vector if lengths differ). `clear()` forgets them, so
     that a long text can be run piece by piece in constant memory. `captured.skipped` names the norms that were called
-    with more than one tensor, of which nothing is recorded.
+    with more than one tensor; nothing is recorded for them.
 
     Parameters
     ----------
     model
         A torch module, which is then run inside the `with`.
     norms
-        True: all norms that are modules, in `captured.norms` by name. The names of some of them. What `find` returned:
-        then the input of a gated norm is what it normalizes, x ∘ act(gate) if the gate comes first. False: none.
+        True: all norms that are modules, in `captured.norms` by name. A list of names: only those. A result of `find`:
+        then the input of a gated norm is the value it normalizes, x ∘ act(gate) if the gate comes first. False: none.
     heads
         True: the queries and keys of every attention layer, in `captured.heads` by name; or the names of some layers.
 
@@ -103,19 +103,19 @@ class capture:  # noqa: N801  (read as a verb: `with capture(model) as captured`
         names = list(norms or ()) if known is None else [path for path in found if path is not None]  # type: ignore[arg-type]
         self._gated = {path: one for path, one in found.items() if one.gate is not None}
         self.norms = {name: Activations() for name in names}
-        self.skipped: dict[str, str] = {}  # norms of which a call was not recorded, and why
+        self.skipped: dict[str, str] = {}  # norms with a call that was not recorded, and why
         self._attention = AttentionWatch(model, None if heads is True else heads) if heads else None
         self._hooks: list[RemovableHandle] = []
 
     @property
     def heads(self) -> dict[str, Heads]:
-        """The attention layers that ran, in the order of the model; an error if one did not show its attention."""
+        """The attention layers that ran, in the order of the model; an error if the attention of one was not seen."""
         if self._attention is None:
             raise RuntimeError("heads were not captured: use capture(model, heads=True)")
         return self._attention.seen
 
     def clear(self) -> None:
-        """Forget what was recorded."""
+        """Discard everything recorded so far."""
         for activations in self.norms.values():
             activations.clear()
         if self._attention is not None:
@@ -153,7 +153,7 @@ class capture:  # noqa: N801  (read as a verb: `with capture(model) as captured`
 
 
 def _normalized(found: FoundNorm | None, tensors: list[Tensor], output: Tensor) -> Tensor | None:
-    """What a call with these tensors normalizes; None if that is not known."""
+    """The value that a call with these tensors normalizes; None if unknown."""
     if len(tensors) == 1:
         return tensors[0]
     if found is None or found.gate is None or found.norm is None or len(tensors) != 2:

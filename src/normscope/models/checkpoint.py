@@ -60,7 +60,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 class Checkpoint:
-    """Tensors in files, by name. Usable in a `with`, or plainly: what is mapped is let go with the object."""
+    """Tensors in files, by name. Works with or without `with`: mapped files are released with the object."""
 
     def __init__(self, path: Path, format: str, config: dict[str, Any] | None, tensors: Mapping[str, _File]) -> None:
         if not tensors:
@@ -80,7 +80,7 @@ class Checkpoint:
         return sum(prod(self.shape(name)) for name in self.names)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """In torch's order, whatever the file's."""
+        """The shape in torch's order, also where the file's differs."""
         return self._file(name).shapes[name]
 
     def dtype(self, name: str) -> str:
@@ -96,7 +96,7 @@ class Checkpoint:
             return _as_floats(name, file.read(name))
 
     def close(self) -> None:
-        """Lets go of the files. Names, shapes and dtypes stay."""
+        """Release the files. Names, shapes and dtypes stay available."""
         self._closed = True
         for file in self._files:
             file.close()
@@ -119,7 +119,7 @@ class Checkpoint:
 
 
 class _File(Protocol):
-    """What a format has to give."""
+    """The interface of a file format."""
 
     metadata: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
@@ -132,7 +132,7 @@ class _File(Protocol):
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Adds the path to what goes wrong inside, in one line; an inner file has already named itself."""
+    """Adds the path to errors raised inside, in one line; errors of inner files already have one."""
     try:
         yield
     except CheckpointError:

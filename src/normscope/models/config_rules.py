@@ -1,15 +1,15 @@
-"""What a config.json may say: it describes a model, and neither fetches anything nor chooses code or sizes at will.
+"""What a config.json may contain: it describes a model, and must not download anything or choose code or sizes freely.
 
-At every depth, and again in what transformers makes of it with its defaults:
+At every depth, and again after transformers has added its defaults:
 
-    left out    where it came from, and code that it would bring along: `_name_or_path`, `auto_map`, and all that
+    ignored     where it came from, and code that it would load: `_name_or_path`, `auto_map`, and everything that
                 transformers keeps in its configurations for its own use; an `…_implementation` that transformers
-                ships, for all of them compute the same
+                ships, since all of them compute the same
     refused     an `…_implementation` or a `quant_method` that transformers does not ship, a `…backbone` that is the
                 name of a repository or a path, models that are arguments for timm, keys that replace a method, more
                 layers than the limit
 
-Whatever else a text in it leads to is stopped by the locks of `transformers_library`, and named with its key.
+Anything else that a string in it leads to is stopped by the locks of `transformers_library`, and reported by its key.
 """
 
 import re
@@ -25,12 +25,12 @@ MODULES_PER_LAYER = 50
 DEEPEST = 40
 LAYERS = re.compile(r"(^|_)(layers?|depths?|blocks?|stages?)$")
 TABLES = ("id2label", "label2id", "task_specific_params", "vocabulary_map")  # their keys are words, not settings
-BARE_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")  # as models inside timm have
+BARE_NAME = re.compile(r"[\w-]+(\.[\w-]+)*")  # like those of models inside timm
 FLAG = "--max-modules"
 
 
 class _Limit:
-    modules = 50_000  # parts of a model: layers, and what they are made of
+    modules = 50_000  # of a model: layers and their submodules
 
 
 class ConfigError(InputError):
@@ -41,7 +41,7 @@ class ConfigError(InputError):
 
 
 def allow_modules(count: int) -> int:
-    """Change how many modules a model of a config.json may have, 50,000 unless this is called; what it was before."""
+    """Set how many modules a model of a config.json may have (default 50,000); return the old limit."""
     if count < 1:
         raise InputError(f"{FLAG} must be 1 or more, got {count}")
     before, _Limit.modules = _Limit.modules, count
@@ -53,7 +53,7 @@ def most_modules() -> int:
 
 
 def checked_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A config.json without what is left out; ConfigError for what is refused.
+    """A config.json without its ignored settings; ConfigError for refused ones.
 
     >>> checked_config({"model_type": "gpt2", "_name_or_path": "gpt2", "n_layer": 2, "attn_implementation": "sdpa"})
     {'model_type': 'gpt2', 'n_layer': 2}

@@ -1,4 +1,4 @@
-"""Where norms stand in the residual paths of a model: what writes their inputs, what reads their outputs."""
+"""Positions of norms in the residual paths of a model: modules that write their inputs and read their outputs."""
 
 import re
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class Connections:
 
 
 def connections_of(inventory: Inventory) -> Connections:
-    """What the graph of an inventory says about its norms, if there is one."""
+    """The connections of the norms of an inventory, if it has a graph."""
     by_name = any(QK_NAME.search(name) for name in inventory)
     graph = inventory.graph
     if graph is None or not inventory:
@@ -48,7 +48,7 @@ def _is_of_heads(graph: ModelGraph, path: str, layers: set[str]) -> bool:
 
 
 def _placement(graph: ModelGraph, paths: list[str], computing: set[str]) -> Placement | None:
-    """pre-norm: the stream goes around its norms; post-norm: through them. Norms at either end have no say."""
+    """pre-norm: the stream goes around its norms; post-norm: through them. Norms at either end are ignored."""
     before = after = False
     for path in paths:
         if graph.is_bypassed(path):

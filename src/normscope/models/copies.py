@@ -6,7 +6,7 @@ from torch import nn
 
 
 def silent_copy(module: nn.Module) -> nn.Module:
-    """A copy in eval mode without hooks: those of the original watch the original, and are not what it computes.
+    """A copy in eval mode without hooks, which are not part of what the module computes.
 
     >>> module = nn.LayerNorm(2).train()
     >>> _ = module.register_forward_hook(print)

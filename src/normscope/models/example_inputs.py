@@ -1,7 +1,7 @@
 """Small example inputs for a model of transformers, by its configuration: enough to trace it, not to use it.
 
-What a model takes is read from its main input, the parameters of its forward and its configuration; no class is known
-by its name. Sizes that the configuration leaves open are those of the processor in the model's folder, or small.
+The inputs of a model follow from its main input, the parameters of its forward and its configuration; no class is known
+by name. Sizes that the configuration leaves open come from the processor in the model's folder, or are small.
 """
 
 import inspect
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from normscope.errors import InputError
 
 BATCH, LENGTH = 2, 8
-IMAGE, SOUND, SPECTRA = 64, 4096, 64  # pixels, samples and spectra where nothing says how many
+IMAGE, SOUND, SPECTRA = 64, 4096, 64  # default numbers of pixels, samples and spectra
 GRID = (2, 4)  # patches of an image that comes as patches
 MOST_VALUES = 2**28  # of one input: 1 GB of float32
 LARGEST_FILE = 2**20  # bytes of a processor's file
 PROCESSORS = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
-PLACEHOLDERS = ("image_token", "video_token", "audio_token")  # where tokens stand for pictures and sounds
+PLACEHOLDERS = ("image_token", "video_token", "audio_token")  # tokens that stand for pictures and sounds
 
 
 def example_inputs(model: nn.Module, folder: Path | None = None) -> dict[str, Tensor]:
@@ -56,7 +56,7 @@ def _missing(model: nn.Module, why: str) -> InputError:
 
 
 class _Facts:
-    """What a model, its configuration with all parts of it, and its processor say."""
+    """Settings of a model: of its configuration with all its parts, and of its processor."""
 
     def __init__(self, model: nn.Module, folder: Path | None) -> None:
         self.model: nn.Module = model
@@ -76,7 +76,7 @@ class _Facts:
         return None
 
     def size(self, *names: str, default: int | None = None) -> int:
-        """A setting that is a number of things."""
+        """A setting that is a count."""
         value = self.find(*names)
         if value is None and default is not None:
             return default
@@ -87,7 +87,7 @@ class _Facts:
         return value
 
     def pair(self, *names: str, default: int | None = None) -> tuple[int, int]:
-        """A setting that is a height and a width, however it is written."""
+        """A setting that is a height and a width, in any notation."""
         value = self.find(*names)
         if isinstance(value, dict):
             keys = next((keys for keys in EDGES if value.keys() >= set(keys)), None)
@@ -104,14 +104,14 @@ class _Facts:
         return sizes[0], sizes[-1]
 
     def floats(self, *shape: int) -> Tensor:
-        """A batch of random numbers; refused before memory is taken for what no model should need."""
+        """A batch of random numbers; unreasonable sizes are refused before memory is allocated."""
         if BATCH * prod(shape) > MOST_VALUES:
             sizes = " × ".join(map(str, (BATCH, *shape)))
             raise _missing(self.model, f"its configuration asks for {sizes} numbers, and {MOST_VALUES} are the limit")
         return torch.randn(BATCH, *shape, generator=self.random)
 
     def tokens(self, config: Any) -> Tensor:
-        """Tokens of a vocabulary, those with a meaning of their own left out where others remain."""
+        """Tokens of a vocabulary, without special tokens where others remain."""
         size = getattr(config, "vocab_size", None) or self.size("vocab_size")
         settings = [setting for part in _parts(self.config) for setting in vars(part).items()]
         special = {value for name, value in settings if "token_i" in name and isinstance(value, int)}
@@ -124,7 +124,7 @@ class _Facts:
         return self.size("num_channels", "in_chans", default=3), height, width
 
     def _processors(self) -> Iterator[dict[str, Any]]:
-        """The files of the processor: each as a whole, then what is nested in it."""
+        """The settings of the processor files: each file as a whole, then its nested objects."""
         for name in PROCESSORS if self._folder is not None else ():
             path = Path(self._folder or "") / name
             if not path.is_file() or path.stat().st_size > LARGEST_FILE:
@@ -172,14 +172,14 @@ def _taken(facts: _Facts, main: list[str]) -> list[str]:
     return list(names)
 
 
-# A model takes more than its main input if its configuration also describes another, unless tokens stand for that.
+# A model has a further input if its configuration describes one, unless tokens stand for it.
 TOWERS = {
     "input_ids": ("vocab_size",),
     "pixel_values": ("image_size", "num_patches"),
     "input_features": ("num_mel_bins",),
     "input_values": ("audio_config",),
 }
-COMPANIONS = (  # an input, and what goes with it where forward has all of that
+COMPANIONS = (  # an input and its companions, if forward takes all of them
     ("pixel_values", "spatial_shapes", "pixel_attention_mask"),
     ("pixel_values", "input_points"),
     ("input_features", "is_longer"),

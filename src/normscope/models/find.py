@@ -27,22 +27,22 @@ from normscope.models.probe import Form, form_of
 from normscope.norm import Norm
 from normscope.results.inventory import FoundNorm, Inventory
 
-LARGEST = 2_000_000_000  # parameters of a model that is traced if no inputs are given; beyond, it takes minutes
-ROWS = 64  # of float64, about what running a norm takes
+LARGEST = 2_000_000_000  # parameters up to which a model is traced without inputs; beyond, it takes minutes
+ROWS = 64  # of float64: about the memory needed to run a norm
 
 
 def find(model: nn.Module | str | Path, *, inputs: Inputs | None = None) -> Inventory:
     """The normalization layers of a model, each identified by what it computes where the model calls it.
 
-    One call of the model is traced. Where that can't be done, modules are judged by what they compute alone, and
-    `unchecked` says why. Of a checkpoint only the tensors of norms are read.
+    One call of the model is traced. If that fails, modules are identified by what they compute alone, and
+    `unchecked` says why. From a checkpoint only the tensors of norms are read.
 
     Parameters
     ----------
     model
         A folder in Hugging Face format, a .safetensors, .gguf, .pt, .pth or .bin file, or a torch module.
     inputs
-        What the model is traced with: one batch, or an iterable of batches, of which the first is taken. Models of
+        Inputs to trace the model with: one batch, or an iterable of batches, whose first is used. Models of
         transformers need none.
 
     Returns
@@ -69,7 +69,7 @@ def find_alone(model: nn.Module) -> Inventory:
 
 
 def find_traced(model: nn.Module, inputs: Mapping[str, Any] | tuple[Any, ...] | None = None) -> Inventory:
-    """The norms of a live module in one traced call, whatever its size; an error if it can't be traced."""
+    """The norms of a live module of any size in one traced call; an error if it can't be traced."""
     return _find_in_module(model, trace(model, example_inputs(model) if inputs is None else inputs), None)
 
 
@@ -152,7 +152,7 @@ Stored = Callable[[str], tuple[str, Tensor]]  # a parameter or buffer by its nam
 
 
 def _norms(model: nn.Module, graph: ModelGraph | None, untraced: str | None, stored: Stored) -> Iterator[FoundNorm]:
-    """Modules that normalize, in the order of the model, and then calls of functions that no module holds."""
+    """Modules that normalize, in the order of the model, then calls of norm functions outside such modules."""
     paths = []
     for path, kind, alone in _candidates(model):
         paths.append(path)
@@ -188,7 +188,7 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, str, Form]]:
 
 
 def _likeness(module: nn.Module) -> Any:
-    """What two modules share that compute the same: class, shapes of parameters, settings; a buffer may be anything."""
+    """A key that is equal for modules that compute the same: class, shapes of parameters, settings, but not buffers."""
     if next(module.buffers(), None) is not None:
         return id(module)
     shapes = tuple((name, tuple(values.shape)) for name, values in module.named_parameters(recurse=False))
@@ -197,7 +197,7 @@ def _likeness(module: nn.Module) -> Any:
 
 
 def _settings(module: nn.Module) -> list[tuple[str, Any]]:
-    """The module's own attributes: plain ones by value, others by identity; what nn.Module keeps is left out."""
+    """The module's own attributes: plain ones by value, others by identity; those of nn.Module are left out."""
     plain = (bool, int, float, str, tuple, type(None))
     kept_by_torch = vars(nn.Module()).keys() - {"training"}
     return [
@@ -287,13 +287,13 @@ def _found_function(graph: ModelGraph, called: FunctionNorm, stored: Stored) -> 
 
 
 def _same(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bool:
-    """Whether tensors, or that there is none, are the same."""
+    """Whether tensors are equal, or both missing."""
     pairs = zip(one, other, strict=True)
     return all(a is b or (a is not None and b is not None and a.equal(b)) for a, b in pairs)
 
 
 class _StoredTensors:
-    """Parameters of a model by their names in it, read from a checkpoint that may name them otherwise."""
+    """Parameters of a model by their names in it, read from a checkpoint that may use other names."""
 
     def __init__(self, checkpoint: Checkpoint, model: nn.Module) -> None:
         self._checkpoint = checkpoint

@@ -1,8 +1,8 @@
 """The traced call of a model, or of one module in it, in float64 throughout, on the CPU, with any weights.
 
 A model in float64 is not enough: many cast to float32 in their norms and in softmax. Here every operation of the graph
-is given float64, and what it would cast to less stays float64. Weights are read one by one, when they are used.
-How far two such runs are apart, or two models in their own dtype, is one number: `difference`.
+receives float64, and casts to lower precision are dropped. Weights are read one by one, when they are used.
+`difference` compares two such runs, or two models in their own dtype, by one number.
 """
 
 import math
@@ -22,7 +22,7 @@ from normscope.errors import InputError
 from normscope.models.graph import Call, ModelGraph
 from normscope.models.graph_operations import kind_of
 
-CHECKS = {"_assert_tensor_metadata"}  # of dtypes, which are others here
+CHECKS = {"_assert_tensor_metadata"}  # checks of dtypes, which differ here
 
 
 def evaluate(
@@ -52,9 +52,9 @@ def evaluate(
 def run_call(
     graph: ModelGraph, call: Call, values: Mapping[Node, Tensor], stored: Callable[[str], Tensor]
 ) -> dict[Node, Any]:
-    """What the operations of one call make of values from outside: by node, those values included.
+    """Run the operations of one call on values from outside: the values by node, including those.
 
-    Works for a graph that was traced on the meta device too, as long as nothing else than parameters lacks values.
+    Also works for a graph traced on the meta device, as long as only parameters lack values.
     """
     made: dict[Node, Any] = {node: value.double().clone() for node, value in values.items()}
 
@@ -98,7 +98,7 @@ def floats(outputs: Any) -> list[Tensor]:
 
 
 def outputs_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """The floating-point outputs of a model in evaluation mode; what was in training mode is again at the end."""
+    """The floating-point outputs of a model in evaluation mode; its training mode is restored afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -131,7 +131,7 @@ def _ratio(one: Tensor, other: Tensor) -> float:
 
 
 def _size(values: Tensor) -> float:
-    """The largest finite value that occurs only once, if there is one: what a mask writes, often huge, occurs again.
+    """The largest finite value that occurs only once, if there is one: the value of a mask, often huge, repeats.
 
     >>> _size(torch.tensor([-1e30, 2.0, -1e30, -3.0]))
     3.0
@@ -142,7 +142,7 @@ def _size(values: Tensor) -> float:
 
 
 class _Stored:
-    """A stored tensor that is not there until it is used."""
+    """A stored tensor that is read when it is used."""
 
     def __init__(self, stored: Callable[[str], Tensor], name: str) -> None:
         self._stored, self._name = stored, name

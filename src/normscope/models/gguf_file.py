@@ -65,7 +65,7 @@ class GgufFile:
         return torch.from_numpy(_decoded(name, stored, extent))
 
     def close(self) -> None:
-        """Nothing stays open between reads."""
+        """Does nothing: no file stays open between reads."""
 
 
 class _Extent(NamedTuple):
@@ -76,7 +76,7 @@ class _Extent(NamedTuple):
 
 
 class _Cursor:
-    """Reads little-endian values one after another; the end of the file is an error that says so."""
+    """Reads little-endian values one after another; reading past the end of the file is an error."""
 
     def __init__(self, data: mmap.mmap, size: int) -> None:
         self.data, self.size, self.position = data, size, 0
@@ -93,7 +93,7 @@ class _Cursor:
             raise InputError(f"text at byte {begin} of the header is not UTF-8; {DAMAGED}") from None
 
     def skip(self, count: int) -> int:
-        """Moves on, and returns the position before."""
+        """Advance, and return the previous position."""
         begin = self.position
         if count > self.size - begin:
             raise InputError(
@@ -112,7 +112,7 @@ def _require_gguf() -> None:
 
 def _header(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, _Extent]]:
     if cursor.data[:4] != b"GGUF":
-        raise InputError("this is no GGUF file: it does not start with 'GGUF'; use a model converted for llama.cpp")
+        raise InputError("this is not a GGUF file: it does not start with 'GGUF'; use a model converted for llama.cpp")
     cursor.skip(4)
     version = cursor.number("I")
     if version not in VERSIONS:

@@ -1,11 +1,11 @@
-"""Who writes what a norm reads, and who reads what it writes: the graph of one call of a model, from torch.export.
+"""Which modules write the input of a norm and which read its output: the graph of one model call, by torch.export.
 
     norm ◀── moves ◀── sum ◀── moves ◀── a module that computes        reads
     norm ──▶ moves ──▶ a module that computes                          read_by
     norm ──▶ moves that keep the channels ──▶ a product with weights   linear_readers
 
-A move hands its value on: a view, a slice, a transpose, a copy, a cast, dropout in evaluation. Nothing here knows an
-architecture or the name of a class: modules are told apart by the calls that torch.export records with each operation.
+A move passes its value on: a view, a slice, a transpose, a copy, a cast, dropout in evaluation. Nothing here knows an
+architecture or a class name: modules are told apart by the calls that torch.export records with each operation.
 """
 
 import inspect
@@ -46,14 +46,14 @@ Call = dict[Node, None]  # the operations of one call of a module, in order
 
 @dataclass(frozen=True)
 class LinearReader:
-    """A linear layer as the graph has it: output = W·input + bias, with W as stored, or its transpose."""
+    """A linear layer in the graph: output = W·input + bias, with W as stored, or its transpose."""
 
     name: str  # the module that multiplies
     weight_name: str
     bias_name: str | None
     transposed: bool  # the weight is stored as (inputs, outputs)
     calls: int = 1
-    alone: bool = True  # the module gives back nothing else than this product
+    alone: bool = True  # the module returns only this product
 
     @property
     def label(self) -> str:
@@ -73,7 +73,7 @@ class Product:
 def trace(model: nn.Module, example: Mapping[str, Any] | Sequence[Any]) -> "ModelGraph":
     """The graph of model(**example), or of model(*example), in evaluation mode and without a cache.
 
-    The model may be on the meta device, if the example is too: no weight is looked at.
+    The model may be on the meta device, if the example is too: no weight is read.
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     >>> graph = trace(model, (torch.zeros(1, 4),))
@@ -97,9 +97,9 @@ def trace(model: nn.Module, example: Mapping[str, Any] | Sequence[Any]) -> "Mode
 
 @contextmanager
 def as_exported(model: nn.Module) -> Iterator[None]:
-    """A model as torch.export wants it, and as it was afterwards: in evaluation mode, and making no cache.
+    """A context that prepares a model for torch.export, in evaluation mode and without a cache, and restores it.
 
-    Not every forward can be told to make none; then the configuration can.
+    Where forward has no argument for the cache, the configuration has a setting.
     """
     training = [module for module in model.modules() if module.training]
     configurations: list[Any] = [getattr(module, "config", None) for module in model.modules()]
@@ -108,7 +108,7 @@ def as_exported(model: nn.Module) -> Iterator[None]:
         model.eval()
         for config in caching:
             config.use_cache = False
-        with as_run(model), torch.no_grad():  # regions without gradients would be graphs of their own otherwise
+        with as_run(model), torch.no_grad():  # otherwise no_grad regions would become separate graphs
             yield
     finally:
         for config in caching:
@@ -120,7 +120,7 @@ def as_exported(model: nn.Module) -> Iterator[None]:
 class ModelGraph:
     """One traced call of a model; modules are named by their first name in the model, the model itself is ''.
 
-    What is said of a module that is called several times is said of all its calls; of one that was not called, nothing.
+    For a module that is called several times, results cover all its calls; for one that was not called, they are empty.
     """
 
     def __init__(self, program: torch.export.ExportedProgram, model: nn.Module) -> None:
@@ -138,7 +138,7 @@ class ModelGraph:
         for node in self._order:
             if isinstance(node.target, HigherOrderOperator) and self._weighted & set(node.all_input_nodes):
                 raise TraceError(
-                    f"{type(model).__name__} cannot be traced: layers in a region of their own, {node.name}, are hidden"
+                    f"{type(model).__name__} cannot be traced: the layers inside the region {node.name} are hidden"
                 )
 
     def reads(self, name: str) -> tuple[str, ...]:
@@ -166,7 +166,7 @@ class ModelGraph:
     def read_by(self, name: str) -> tuple[str, ...]:
         """The modules that read the output of a module, in the order in which they run.
 
-        Followed through moves, joins and constant factors, but not into sums: what reads x + norm(x) reads another
+        Followed through moves, joins and constant factors, but not into sums: a reader of x + norm(x) reads another
         value than the norm's.
         """
         readers: set[Node] = set()
@@ -189,7 +189,7 @@ class ModelGraph:
         return any(self._reaches_sum(value, call) for call in self.calls_of(name) for value in self.leaving(call))
 
     def _reaches_sum(self, value: Node, call: Call) -> bool:
-        """Whether a value is added, moved at most, to another that depends on the inputs, outside a call."""
+        """Whether a value, possibly moved, is added to another that depends on the inputs, outside a call."""
         pending = [value]
         while pending:
             source = pending.pop()
@@ -201,7 +201,7 @@ class ModelGraph:
         return False
 
     def is_bypassed(self, name: str) -> bool:
-        """Whether what a module reads also goes around it into a sum, as past the norm of a pre-norm block."""
+        """Whether the input of a module also goes around it into a sum, as in a pre-norm block."""
         return any(
             self._reaches_sum(value, call) for call in self.calls_of(name) for value in self.entering(name, call)
         )
@@ -209,7 +209,7 @@ class ModelGraph:
     def linear_readers(self, name: str) -> tuple[LinearReader, ...]:
         """The linear layers whose input is exactly the output of a module, channel by channel in its last axis.
 
-        Moves are fine as long as they keep the channels together and in order: some of the tokens, but all the
+        Moves are allowed if they keep the channels together and in order: some of the tokens, but all the
         channels. `calls` counts the calls of the layer that read this module.
         """
         nodes = {
@@ -221,11 +221,11 @@ class ModelGraph:
         return self._counted(nodes)
 
     def linear_layers(self) -> tuple[LinearReader, ...]:
-        """Every linear layer that the graph holds, whatever it reads; `calls` counts all its calls."""
+        """Every linear layer in the graph, with any input; `calls` counts all its calls."""
         return self._counted(self.products)
 
     def other_layers(self) -> tuple[str, ...]:
-        """Modules that apply matrices of weights in ways not followed: convolutions, experts, einsum, made weights."""
+        """Modules that apply weight matrices in unsupported ways: convolutions, experts, einsum, computed weights."""
         return _unique(self.module_of(node) for node in self._order if self._applies_weights_otherwise(node))
 
     def shapes(self, name: str) -> tuple[tuple[int, ...], ...]:
@@ -235,7 +235,7 @@ class ModelGraph:
 
     @cached_property
     def _calls(self) -> dict[str, dict[str, Call]]:
-        """The calls of every module, each under the key that torch.export tells them apart by."""
+        """The calls of every module, each under the key that torch.export gives it."""
         calls: dict[str, dict[str, Call]] = {}
         for node in self._order:
             for key, (path, _) in node.meta.get("nn_module_stack", {}).items():
@@ -248,7 +248,7 @@ class ModelGraph:
         return tuple(self._order)
 
     def stored_name(self, node: Node) -> str | None:
-        """The parameter or buffer that a node stands for; where several names share one, the graph knows it by one."""
+        """The parameter or buffer that a node stands for; if several names share one, the one in the graph."""
         return self._stored.get(node.name)
 
     def calls_of(self, name: str) -> list[Call]:
@@ -258,7 +258,7 @@ class ModelGraph:
         return list(self._calls.get(self._names[name], {}).values())
 
     def name_function(self, name: str, calls: Iterable[Node]) -> None:
-        """Give operations a name of their own, so that they can be looked up like the calls of a module."""
+        """Name operations, so that they can be looked up like the calls of a module."""
         self._names[name] = name
         self._functions.add(name)
         self._calls[name] = {node.name: {node: None} for node in calls}
@@ -273,15 +273,15 @@ class ModelGraph:
         return self._named(stack[-1][0]) if stack else ""
 
     def _named(self, path: str) -> str:
-        return self._names.get(path, path)  # a module that is made during the call has no name in the model
+        return self._names.get(path, path)  # a module created during the call has no name in the model
 
     def entering(self, name: str, call: Call) -> list[Node]:
-        """The values from outside that a call takes: not what the module itself holds."""
+        """The values from outside that a call takes, without the module's own tensors."""
         values = [value for node in call if looks_at_values(node) for value in node.all_input_nodes]
         return list(dict.fromkeys(value for value in values if value not in call and not self._holds(name, value)))
 
     def _holds(self, name: str, value: Node) -> bool:
-        """Whether a value is a tensor of the module itself, also one that an earlier call has moved or cast."""
+        """Whether a value is a tensor of the module itself, possibly moved or cast by an earlier call."""
         if name in self._functions:
             return value in self.constants
         while (source := handed_on(value)) is not None:
@@ -298,7 +298,7 @@ class ModelGraph:
         return self._names[self._stored[stored.name].rpartition(".")[0]]
 
     def leaving(self, call: Call) -> list[Node]:
-        """The values that a call makes for the outside: not its own input, which a cast inside may have handed on."""
+        """The values that a call returns to the outside, without inputs that it only casts and passes on."""
         return [node for node in call if any(user not in call for user in node.users) and not handed_in(node, call)]
 
     @cached_property
@@ -324,7 +324,7 @@ class ModelGraph:
         return weighted
 
     def _terms(self, node: Node) -> list[Node]:
-        """The values that a node hands on, adds up, joins or multiplies by a constant; none if it computes."""
+        """The values that a node passes on, adds up, joins or multiplies by a constant; none if it computes."""
         if (source := handed_on(node)) is not None:
             return [source]
         kind = kind_of(node)
@@ -375,13 +375,13 @@ class ModelGraph:
         return Product(value, total, LinearReader(self.module_of(node), weight_name, bias_name, transposed))
 
     def _is_all(self, product: Product) -> bool:
-        """Whether the call that multiplies gives back the product, moved at most, and nothing else."""
+        """Whether the call that multiplies returns the product, possibly moved, and nothing else."""
         returned, overwritten = self._returned.get(self.call_of(product.total), (set(), set()))
         return returned == {product.total} and product.total not in overwritten
 
     @cached_property
     def _returned(self) -> dict[str, tuple[set[Node], set[Node]]]:
-        """What every call of a module gives back, before it is moved, and what it changes in place."""
+        """The values that every call of a module returns, before they are moved, and those it changes in place."""
         return {
             key: ({self._before_moves(value, call) for value in self.leaving(call)}, _overwritten(call))
             for calls in self._calls.values()
@@ -395,7 +395,7 @@ class ModelGraph:
         return value
 
     def _matrix(self, factor: Any) -> tuple[str, bool] | None:
-        """The stored matrix that a factor is, moved or cast at most, and whether it is transposed."""
+        """The stored matrix behind a factor, possibly moved or cast, and whether it is transposed."""
         transposed = False
         while isinstance(factor, Node) and factor.name not in self._stored:
             source = handed_on(factor)
@@ -408,7 +408,7 @@ class ModelGraph:
         return self._stored[factor.name], transposed
 
     def _vector(self, term: Any, product: Node) -> str | None:
-        """The stored vector, one entry per output of a product, that a term is, cast at most."""
+        """The stored vector behind a term, possibly cast, with one entry per output of a product."""
         while isinstance(term, Node) and kind_of(term) in COPIES:
             term = handed_on(term)
         if not isinstance(term, Node) or term.meta["val"].shape != product.meta["val"].shape[-1:]:
@@ -442,7 +442,7 @@ class ModelGraph:
 
     @cached_property
     def overwritten(self) -> set[Node]:
-        """Values of which all or a part is changed in place, before or after others read them."""
+        """Values that are changed in place, wholly or in part, before or after others read them."""
         return _overwritten(self._order)
 
     def _counted(self, products: Iterable[Node]) -> tuple[LinearReader, ...]:
@@ -469,7 +469,7 @@ class ModelGraph:
 
 
 def _overwritten(nodes: Iterable[Node]) -> set[Node]:
-    """What operations change in place, and the values that it is a part or a view of."""
+    """Values that operations change in place, and the values that these are a part or a view of."""
     overwritten: set[Node] = set()
     for node in nodes:
         for changed in overwritten_by(node):

@@ -1,4 +1,4 @@
-"""Operations of an exported graph, one at a time: which hand their value on, and what that does to its channels."""
+"""Single operations of an exported graph: which ones pass their value on, and what that does to its channels."""
 
 import operator
 from collections.abc import Container
@@ -23,7 +23,7 @@ def kind_of(node: Node) -> str:
 
 
 def handed_on(node: Node) -> Node | None:
-    """The value that a node hands on, moved, copied or cast, if it does nothing else."""
+    """The value that a node passes on, moved, copied or cast, if it does nothing else."""
     if node.target is operator.getitem:
         return node.all_input_nodes[0]
     kind = kind_of(node)
@@ -35,13 +35,13 @@ def handed_on(node: Node) -> Node | None:
 
 
 def _has_fractions(value: Node) -> bool:
-    """Not so: whole numbers and truth values, as which a cast keeps only a part of its value."""
+    """Whether a value is not of integers or booleans: a cast to those loses a part of the value."""
     tensor = value.meta.get("val")
     return not isinstance(tensor, torch.Tensor) or tensor.is_floating_point() or tensor.is_complex()
 
 
 def overwritten_by(node: Node) -> list[Node]:
-    """The values that an operation, of torch or anybody's, changes in place; moves that do so change no number."""
+    """The values that an operation, of torch or custom, changes in place; in-place moves change no number."""
     schema = getattr(node.target, "_schema", None) if node.op == "call_function" else None
     if schema is None or not schema.is_mutable or handed_on(node) is not None:
         return []
@@ -53,7 +53,7 @@ def overwritten_by(node: Node) -> list[Node]:
 
 
 def handed_in(node: Node, call: Container[Node]) -> bool:
-    """Whether a value of a call is one that came into it, moved, copied or cast at most."""
+    """Whether a value of a call is one of its inputs, possibly moved, copied or cast."""
     source: Node | None = node
     while source is not None and source in call:
         source = handed_on(source)
@@ -61,7 +61,7 @@ def handed_in(node: Node, call: Container[Node]) -> bool:
 
 
 def looks_at_values(node: Node) -> bool:
-    """Not so: checks of a shape or dtype, and tensors made like another; nor does the end of the graph."""
+    """False for checks of a shape or dtype, for tensors made like another, and for the output of the graph."""
     return node.meta.get("val") is not None and not kind_of(node).startswith(SHAPE_ONLY)
 
 
@@ -71,7 +71,7 @@ def is_float(value: Node) -> bool:
 
 
 def after_move(node: Node, channels: Any) -> Any:
-    """What a move does to a tensor that holds the number of its channel everywhere; None if that cannot be told."""
+    """A move applied to a tensor that holds the number of its channel everywhere; None if that fails."""
     if node.target is operator.getitem:
         return channels[node.args[1]]
     if kind_of(node) in COPIES | DROPOUTS:
@@ -95,7 +95,7 @@ def transposes(move: Node, source: Node) -> bool | None:
     before, after = tuple(source.meta["val"].shape), tuple(move.meta["val"].shape)
     if len(before) != 2 or sorted(before) != sorted(after):
         return None
-    small = torch.arange(6).view(2, 3)  # any move that is not about the shape acts on it as on the matrix
+    small = torch.arange(6).view(2, 3)  # a move without shape arguments acts on it as on the matrix
     moved = after_move(move, small)
     if moved is None:
         return None

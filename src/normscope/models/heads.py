@@ -3,10 +3,10 @@
     weights = softmax(scores + what the model adds: masks, position biases)
     scores  = scale · query · keyᵀ   or   softcap · tanh(scale · query · keyᵀ / softcap)
 
-No architecture is named. While the model runs, its calls of torch functions are watched. scaled_dot_product_attention
+This works for any architecture. Calls of torch functions are watched while the model runs. scaled_dot_product_attention
 has query and key among its arguments. Elsewhere a product of two batches of matrices is followed while it is scaled,
-capped, masked, added to, cast and reshaped, and is attention if it then meets a softmax over its last axis. Whatever
-else is done to it loses the product, and the layer is reported, not guessed.
+capped, masked, added to, cast and reshaped; it is attention if it reaches a softmax over its last axis. If an
+operation is not one of these, the product is lost, and the layer is reported, not guessed.
 
 >>> model = nn.MultiheadAttention(8, 2)
 >>> watch = AttentionWatch(model)
@@ -45,7 +45,7 @@ from normscope.models.attention_products import (
 
 @dataclass(frozen=True)
 class Attention:
-    """One attention product, of the tensors as they were multiplied: after rotary embedding and query and key norms."""
+    """One attention product of the tensors as multiplied: after rotary embedding and query and key norms."""
 
     query: Tensor  # (B, H, Tq, D)
     key: Tensor  # (B, H, Tk, D): where several heads read one key head, it is repeated
@@ -72,7 +72,7 @@ class Heads:
 
     @property
     def scale(self) -> float:
-        """The factor on query · keyᵀ. What the model multiplied into the query beforehand is in the query, not here."""
+        """The factor on query · keyᵀ. A factor that the model has already multiplied into the query is not included."""
         return float(self._same([call.scale for call in self._calls]))
 
     @property
@@ -132,7 +132,7 @@ class AttentionWatch:
     - a product was lost on its way to a softmax,
     - a layer ran and showed no attention, though another of its class did,
     - a module ran whose class calls itself attention, and none was seen in it, in its parts, or around it,
-    - a layer that was asked for by name showed none, or no attention was seen at all.
+    - a layer that was requested by name showed none, or no attention was seen at all.
     """
 
     def __init__(self, model: nn.Module, layers: Iterable[str] | None = None) -> None:
@@ -178,7 +178,7 @@ class AttentionWatch:
             raise RuntimeError(
                 f"attention must be seen in every attention layer, got none in {layers or 'any module'}. "
                 "Compiled and custom kernels cannot be watched: load the model with attn_implementation='eager' or "
-                "'sdpa', or ask for other layers by name: capture(model, heads=[...])"
+                "'sdpa', or select other layers by name: capture(model, heads=[...])"
             )
         return {name: self._heads[name] for name in self._modules if name in self._heads}
 
@@ -239,7 +239,7 @@ class AttentionWatch:
         return output
 
     def _place(self) -> "tuple[Running, ...]":
-        """The modules under way, down to the deepest that holds parameters."""
+        """The running modules, down to the deepest that holds parameters."""
         depth = max(
             (i for i, call in enumerate(self._running) if call.name in self._layers), default=len(self._running) - 1
         )
@@ -294,7 +294,7 @@ class _Mode(TorchFunctionMode):
         return self._watch.sees(self, func, args, kwargs or {})
 
 
-# multi_head_attention_forward hands itself over whole to a mode and would run unwatched inside it: this is the same
+# multi_head_attention_forward passes itself as a whole to a mode and would run unwatched inside it: this is the same
 # code, told that nothing is watched, so that it continues to the products within.
 _opened_multi_head_attention = FunctionType(
     functional.multi_head_attention_forward.__code__,

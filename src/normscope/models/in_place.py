@@ -7,8 +7,8 @@ model. So each call of a candidate is run separately, in float64, with random pa
     f(x, gate) = norm(x ∘ act(gate))     a gate before the norm: its outputs are the norm's
     f(x, gate) = norm(x) ∘ act(gate)     a gate after it: only what is gated lies in the norm's ellipsoid
 
-Anything else is no norm of the family inside the model. Calls of torch's own functions, which no module holds, are
-found here too. Nothing needs the weights of the model, so a model on the meta device will do.
+Anything else is not a norm of the family inside the model. Calls of torch's own functions outside such modules are
+found here too. Weights are not needed, so a model on the meta device will do.
 """
 
 import inspect
@@ -35,10 +35,14 @@ from normscope.models.probe import Form, NoOutputError, deviation, fit, with_dec
 from normscope.norm import Norm
 from normscope.results.inventory import Gate
 
-SAME = 1e-5  # of the largest output, in float64 and with inputs beside which eps does not show
+SAME = 1e-5  # of the largest output, in float64 and with inputs large enough to make eps negligible
 SEED = 0
-FUNCTIONS = {"layer_norm": True, "native_layer_norm": True, "rms_norm": False}  # of torch; whether they project
-ACTIVATIONS: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [  # the operation that shows it, its name, itself
+FUNCTIONS = {
+    "layer_norm": True,
+    "native_layer_norm": True,
+    "rms_norm": False,
+}  # torch functions, and whether they project
+ACTIVATIONS: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [  # the operation to look for, its name, the function
     ("silu", "silu", F.silu),
     ("sigmoid", "silu", F.silu),
     ("sigmoid", "sigmoid", torch.sigmoid),
@@ -52,7 +56,7 @@ ACTIVATIONS: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [  # the operat
 
 
 def activation(gate: Gate) -> Callable[[Tensor], Tensor]:
-    """The function that a gate goes through."""
+    """The activation of a gate."""
     return next(act for _, name, act in ACTIVATIONS if name == gate.activation)
 
 
@@ -66,7 +70,7 @@ class InPlace:
 
 
 def in_place(graph: ModelGraph, model: nn.Module, path: str, alone: Form) -> InPlace:
-    """What a module is in all its calls, given what it is alone."""
+    """What a module computes in all its calls, given what it computes alone."""
     calls = graph.calls_of(path)
     if not calls:
         return InPlace(alone, unchecked="the traced call does not run it")
@@ -108,7 +112,7 @@ def _one_call(graph: ModelGraph, model: nn.Module, path: str, call: Call, alone:
 
 
 def _fitted(module: nn.Module, run: "_CallRun", value: Node, alone: Form) -> Form:
-    """What a call with one value is, where the module alone is something else, or could not be called alone."""
+    """What a call with one value computes, if the module alone computes something else or could not be called alone."""
     size = alone.size or _shape(value)[-1]
     form = fit(run.rows_of(value, size, alone.axis), size, run.drawn, np.random.default_rng(SEED))
     if form.problem is None:
@@ -146,7 +150,7 @@ class _CallRun:
         self._own = {id(own[name]): torch.from_numpy(drawn) for name, drawn in values.items()}
 
     def rows_of(self, value: Node, size: int, axis: int, gate: Any = None) -> Callable[[Floats], Floats]:
-        """The call as a function of rows of channels; with a gate, that of the norm behind or before it."""
+        """The call as a function of rows of channels; with a gate, the norm before or after it."""
         shape = _shape(value)
 
         def rows(x: Floats) -> Floats:
@@ -183,7 +187,7 @@ class _CallRun:
             values[node] = torch.from_numpy(rng.normal(size=shape))
             acted = act(values[node])
             if place == "before":
-                values[value] = x / acted.abs().clamp_min(1e-3)  # so that eps does not show there either
+                values[value] = x / acted.abs().clamp_min(1e-3)  # so that eps is negligible there too
                 expected = norm(_as_rows(values[value] * acted, form.size, -1))
             else:
                 expected = norm(_as_rows(x, form.size, -1)) * _as_rows(acted, form.size, -1)
@@ -213,7 +217,7 @@ class _CallRun:
         if id(tensor) in self._own:
             return self._own[id(tensor)]
         if tensor.is_meta:
-            raise InputError(f"it needs the values of {name}, which are not at hand")
+            raise InputError(f"it needs the values of {name}, which are not available")
         return tensor.detach()
 
 

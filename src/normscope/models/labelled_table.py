@@ -1,4 +1,4 @@
-"""Samples with labels from a text file of columns: commas, semicolons or tabs, with a heading or without."""
+"""Samples with labels from a text file of columns: commas, semicolons or tabs, with or without a header row."""
 
 import csv
 import math
@@ -15,20 +15,20 @@ SEPARATORS = (",", ";", "\t")
 
 
 class LabelledTable(NamedTuple):
-    """What a file holds, and the line of the file each sample is from."""
+    """The content of a file, with the line number of each sample."""
 
     file: str
     samples: Floats  # (m, d)
     labels: list[str]
     lines: list[int]
-    columns: list[str]  # names of the channels: of the heading, or numbers from 1
+    columns: list[str]  # names of the channels: from the header row, or numbers from 1
     label: str  # the name of the column of labels
 
 
 def read_labelled_table(path: Path, label: str | None = None) -> LabelledTable:
     """Read a UTF-8 file. label: the number (from 1) or name of the column of labels; without it, the last one.
 
-    The first line is a heading if one of its cells, other than the label's, is not a number.
+    The first line is a header row if one of its cells, other than the label's, is not a number.
     """
     lines = _lines(path)
     first = [cell.strip() for cell in lines[0][1]]
@@ -37,27 +37,29 @@ def read_labelled_table(path: Path, label: str | None = None) -> LabelledTable:
     if any(_number(cell) is None for column, cell in enumerate(first) if column != place):
         names, rows = first, lines[1:]
     if not rows:
-        raise InputError(f"{path} must hold samples under its heading, and there are none")
+        raise InputError(f"{path} must hold samples below its header row, got none")
     if len(names) < 2:
-        raise InputError(f"{path} must have a column of labels and one of numbers or more, got {len(names)} in all")
+        raise InputError(f"{path} must have a column of labels and at least one of numbers, got {len(names)} columns")
     samples = np.empty((len(rows), len(names) - 1))
     labels, channels = [], [column for column in range(len(names)) if column != place]
     for row, (line, cells) in enumerate(rows):
         if len(cells) != len(names):
-            raise InputError(f"{path}, line {line}: there must be {len(names)} columns as above, got {len(cells)}")
+            raise InputError(
+                f"{path}, line {line}: expected {len(names)} columns, as in the first line, got {len(cells)}"
+            )
         for channel, column in enumerate(channels):
             value = _number(cells[column])
             if value is None:
                 got = quoted(cells[column].strip()) if cells[column].strip() else "nothing"
                 raise InputError(
                     f"{path}, line {line}, column {shortened(names[column], 80)}: "
-                    f"there must be a finite number, got {got}; "
-                    "fill in or take out lines with missing values"
+                    f"expected a finite number, got {got}; "
+                    "fill in or remove lines with missing values"
                 )
             samples[row, channel] = value
         if not cells[place].strip():
             raise InputError(
-                f"{path}, line {line}, column {shortened(names[place], 80)}: there must be a label, got nothing"
+                f"{path}, line {line}, column {shortened(names[place], 80)}: expected a label, got nothing"
             )
         labels.append(cells[place].strip())
     return LabelledTable(
@@ -78,11 +80,11 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
         found = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
     except csv.Error as error:
         raise InputError(
-            f"{path}, line {reader.line_num}: there must be columns of numbers and labels, but {first_line(error)}: "
+            f"{path}, line {reader.line_num}: expected columns of numbers and labels: {first_line(error)}: "
             "a quotation mark may be missing"
         ) from None
     if not found:
-        raise InputError(f"{path} must hold samples, and it is empty")
+        raise InputError(f"{path} must hold samples, but it is empty")
     return found
 
 

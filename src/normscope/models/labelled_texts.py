@@ -12,7 +12,7 @@ from normscope.models.load import TextBatches, load_tokenizer, read_text, text_b
 
 
 def read_labelled(path: Path) -> tuple[list[str], list[str]]:
-    """Texts and labels of a UTF-8 file: in each line a text, a tab, a label; empty lines are left out."""
+    """Texts and labels of a UTF-8 file: in each line a text, a tab, a label; empty lines are skipped."""
     texts, labels = [], []
     first_line: dict[str, int] = {}
     for number, line in enumerate(read_text(path).splitlines(), start=1):
@@ -28,16 +28,16 @@ def read_labelled(path: Path) -> tuple[list[str], list[str]]:
         if count == 1:
             raise InputError(
                 f"{path}: each label must occur twice or more, got {quoted(label)} only in line {first_line[label]}: "
-                "take out that line, if it is a heading"
+                "remove that line if it is a header row"
             )
     if len(first_line) < 2:
-        raise InputError(f"{path}: there must be two or more labels, got {len(first_line)}")
+        raise InputError(f"{path}: expected two or more different labels, got {len(first_line)}")
     return texts, labels
 
 
 def batches_of_texts(path: Path, model: nn.Module, texts: Sequence[str]) -> Iterator[tuple[int, dict[str, Tensor]]]:
     """The number of a text and a batch of one row, for each text or, where it is too long for the model, its pieces."""
-    text_batches(path, texts)  # refuses what this model can't read, before the first is run
+    text_batches(path, texts)  # refuses texts that this model can't read, before the first run
     tokenizer = load_tokenizer(path)
     for number, text in enumerate(texts):
         try:

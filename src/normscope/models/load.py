@@ -1,4 +1,4 @@
-"""A checkpoint as a model that runs, and a text as the batches that it runs on. Local files only; no remote code."""
+"""Load a checkpoint as a model that runs, and a text as batches for it. Local files only; no remote code."""
 
 import inspect
 import math
@@ -18,7 +18,7 @@ from normscope.models.architecture import build_architecture, described_config, 
 from normscope.models.checkpoint import read_json
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-CONTEXT = 1024  # tokens a piece, where a model allows more
+CONTEXT = 1024  # tokens per piece, where a model allows more
 BLOCK = 1 << 16  # characters tokenized at a time
 
 
@@ -55,15 +55,15 @@ def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32") -> nn
 
 
 def text_batches(path: Path, text: str | Sequence[str]) -> "TextBatches":
-    """The tokens of a text in pieces that fit the model of a folder, with the special tokens it expects.
+    """The tokens of a text in pieces that fit the model of a folder, with the special tokens that it expects.
 
-    Of several texts, each is a sequence of its own, and in pieces only if it is too long; empty ones are skipped.
+    Each of several texts is a sequence of its own, split only if it is too long; empty ones are skipped.
     """
     _require_folder(path)
     texts = [text] if isinstance(text, str) else list(text)
     for each in texts:
         if not isinstance(each, str):
-            raise InputError(f"text must be a string or several, got {type(each).__name__} among them")
+            raise InputError(f"text must be a string or several strings, got one of type {type(each).__name__}")
     if not any(each.strip() for each in texts):
         raise InputError("the text is empty: give a text with at least one word")
     model = _described(path)
@@ -99,7 +99,7 @@ def load_tokenizer(path: Path) -> Any:
 
 
 class TextBatches:
-    """Batches of one row, made when they are needed, so that memory does not grow with the text.
+    """Batches of one row, made on demand, so that memory does not grow with the text.
 
     The text is tokenized once at the start, to count and to check, and again each time the batches are iterated.
     """
@@ -110,7 +110,7 @@ class TextBatches:
         self._before, self._after = _special_tokens(tokenizer, self._sequences[0])
         self._room: int = min(_longest(model), tokenizer.model_max_length) - len(self._before) - len(self._after)
         if self._room < 1:
-            raise InputError("no token of a text fits beside the special tokens in the length that the model allows")
+            raise InputError("the model's context is too short for the special tokens and one token of text")
         self._decodes = "decoder_input_ids" in inspect.signature(model.forward).parameters
         self._pieces, known, largest = 0, False, max([0, *self._before, *self._after])
         for sequence in self._sequences:
@@ -160,9 +160,9 @@ def read_text(path: Path) -> str:
 
 
 def run_in_pieces(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> Iterator[None]:
-    """Run the model on one batch after the other, giving way after each: in evaluation mode, no gradients, no caches.
+    """Run the model on one batch after the other, yielding after each: in evaluation mode, no gradients, no caches.
 
-    Whatever the model raises becomes a ValueError of one line; what was in training mode is again at the end.
+    Any exception of the model becomes an InputError of one line; its training mode is restored at the end.
     """
     weight = next(model.parameters(), torch.empty(0))
     name = type(model).__name__
@@ -189,12 +189,12 @@ def _require_folder(path: Path) -> None:
         beside = path.is_file() and (path.parent / "config.json").is_file()
         raise CheckpointError(
             f"{path} must be a folder with config.json and weights, because the model is run or traced, "
-            + (f"and is a file: give its folder, {path.parent}" if beside else "and it has no config.json")
+            + (f"but is a file: give its folder, {path.parent}" if beside else "but has no config.json")
         )
 
 
 def _require_all_weights(path: Path, loaded: Mapping[str, Any]) -> None:
-    """Refuse a model of which some weights are not those of the checkpoint; tied ones are not reported as missing."""
+    """Refuse a model with weights that did not come from the checkpoint; tied weights are not reported as missing."""
     if missing := sorted(loaded["missing_keys"]):
         raise CheckpointError(
             f"{path}: tensors that config.json describes are missing, for example {missing[0]} ({len(missing)} in all)"
@@ -233,7 +233,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Errors with the name of the folder."""
+    """Add the name of the folder to errors."""
     try:
         yield
     except ValueError as error:
@@ -241,7 +241,7 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _special_tokens(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before and after a text."""
+    """The special tokens that the tokenizer puts before and after a text."""
     words = text.strip()[:64]
     plain, full = _tokenized(tokenizer, words, add_special_tokens=False), _tokenized(tokenizer, words)
     for start in range(len(full) - len(plain) + 1):
@@ -267,7 +267,7 @@ def _cut(text: str) -> Iterator[str]:
 
 
 def _longest(model: Any) -> int:
-    """Tokens that a model takes at once; less than its positions where the first of them stand for padding."""
+    """Tokens that a model takes at once; fewer than its positions where the first ones stand for padding."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or CONTEXT
     reserved = [
         module.padding_idx + 1
@@ -283,5 +283,5 @@ def _require_in_vocabulary(token: int, model: Any) -> None:
     if token >= size:
         raise InputError(
             f"tokens must be below {size}, the vocabulary of the model, got {token}: "
-            "the tokenizer is not the one of this model"
+            "the tokenizer does not belong to this model"
         )

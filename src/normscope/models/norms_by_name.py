@@ -1,8 +1,8 @@
-"""Norms of a checkpoint whose architecture is not known: vectors with the name of a norm.
+"""Norms of a checkpoint of unknown architecture: vectors with the name of a norm.
 
-Names show gains and biases, and nothing else: that a norm with a bias is a LayerNorm and one without an RMSNorm, and
-what its eps is, is assumed, and said. A GGUF file says both in its metadata; its converters store 1 + w where a model
-means 1 + w, so its gains are gains. A config.json of a kind that is not known may still say one eps.
+Names show gains and biases, and nothing else: that a norm with a bias is a LayerNorm and one without is an RMSNorm, and
+the value of eps, are reported as assumed. A GGUF file has both in its metadata; its converters store 1 + w where a
+model means 1 + w, so its gains are final. A config.json of an unknown kind may still give an eps.
 """
 
 import math
@@ -32,7 +32,7 @@ def norms_by_name(checkpoint: Checkpoint, among: Container[str] | None = None) -
         if f"{path}.running_mean" in checkpoint.names:
             problem = "has running statistics, as BatchNorm does: in eval mode an affine map"
         elif len(shape) != 1:
-            problem = f"has a gain of shape {shape}, which is no vector"
+            problem = f"has a gain of shape {shape}, which is not a vector"
         if problem is not None:
             yield FoundNorm(path, "unknown", math.prod(shape), problem=problem)
             continue
@@ -73,7 +73,7 @@ def path_of_gain(name: str) -> str | None:
 
 
 def _in_depth_order(checkpoint: Checkpoint) -> Sequence[str]:
-    """As the model holds them: a state dict keeps that order; other files sort names, so that layer 10 follows 1."""
+    """Names in the order of the model: a state dict keeps it; other files sort names, so that layer 10 follows 1."""
     if checkpoint.format == "torch":
         return checkpoint.names
     return sorted(
@@ -85,7 +85,7 @@ def _in_depth_order(checkpoint: Checkpoint) -> Sequence[str]:
 def _declared(checkpoint: Checkpoint) -> tuple[str | None, float | None]:
     """Kind and eps as a GGUF file's metadata has them, for example under llama.attention.layer_norm_rms_epsilon.
 
-    Of a config.json the eps, for example layer_norm_epsilon or rms_norm_eps, if all that it says are the same.
+    From a config.json the eps, for example layer_norm_epsilon or rms_norm_eps, if all its values agree.
     """
     for key, value in checkpoint.metadata.items():
         if key.endswith(".attention.layer_norm_rms_epsilon"):

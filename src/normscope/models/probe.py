@@ -4,8 +4,8 @@ A copy of the module gets parameters drawn at random and is run on a few inputs 
 
     (f(x) − f(−x))/2 = gain · s(x)        (f(x) + f(−x))/2 = bias        s: project and scale in groups, eps = 0
 
-must hold with one gain and bias per channel. Which parameter they are, and whether the gain is w or 1 + w, shows in the
-drawn values; where eps sits shows in how the output shrinks with its input.
+must hold with one gain and bias per channel. Which parameters they are, and if the gain is w or 1 + w, follows from
+the drawn values; the place of eps, from how the output shrinks with its input.
 """
 
 import math
@@ -21,14 +21,14 @@ from torch.nn.parameter import is_lazy
 from normscope.checks import Floats, first_line
 from normscope.models.copies import silent_copy
 
-PROBES = 7  # inputs in a batch; never the number of channels, so that no axis is taken for another
-LOUD = 1e3  # size of inputs beside which eps does not show
-FIT = 1e-4  # relative misfit that is rounding: modules are run in float32, in which models compute
+PROBES = 7  # inputs in a batch; never the number of channels, so that axes can't be confused
+LOUD = 1e3  # size of inputs that makes eps negligible
+FIT = 1e-4  # relative misfit that counts as rounding: modules run in float32, as models do
 SEED = 0
 ANY_WIDTH = 24
 AFFINE = "neither projects nor scales: an affine map, such as BatchNorm in eval mode"
 HOMOGENEOUS = "doubling the input doubles the output"
-ANY = "normalizes vectors of any width: how wide they are shows only in use"
+ANY = "normalizes vectors of any width, which is only known in use"
 
 Function = Callable[[Floats], Floats]  # (PROBES, channels) → the same shape
 
@@ -37,8 +37,8 @@ Function = Callable[[Floats], Floats]  # (PROBES, channels) → the same shape
 class Form:
     """What a module computes, apart from the values of its parameters."""
 
-    size: int  # 0 if only its use shows it
-    problem: str | None = None  # why it is no member of the family; then nothing below has a meaning
+    size: int  # 0 if only known in use
+    problem: str | None = None  # why it is not a member of the family; then the fields below are meaningless
     projects: bool = False
     scales: bool = False
     groups: int = 1
@@ -48,7 +48,7 @@ class Form:
     eps: float = 0.0
     eps_place: str | None = None
     axis: int = -1
-    pools_space: bool = False  # given further axes, it takes its statistics over them too
+    pools_space: bool = False  # with further axes, it takes its statistics over them too
 
 
 def form_of(module: nn.Module) -> Form | None:
@@ -78,7 +78,7 @@ def _channels(module: nn.Module) -> tuple[int, ...] | None:
     own = list(module.parameters(recurse=False))
     parts = len(list(module.parameters())) > len(own) or (not own and next(module.children(), None) is not None)
     if parts or any(is_lazy(parameter) for parameter in own):
-        return None  # a part of it may be a norm, or it has no shape yet
+        return None  # a submodule may be a norm, or it has no shape yet
     declared = getattr(module, "normalized_shape", None)
     shapes = {tuple(parameter.shape) for parameter in own if parameter.numel() > 1}
     if declared is not None and shapes <= {tuple(declared)}:
@@ -93,7 +93,7 @@ def _channels(module: nn.Module) -> tuple[int, ...] | None:
 
 
 def _without_one_vector(module: nn.Module) -> Form | None:
-    """The form of a module that calls itself a norm and holds parameters, but no one vector of channels."""
+    """The form of a module that is named like a norm and has parameters, but not one vector of channels."""
     own = list(module.parameters(recurse=False))
     if not own or len(own) < len(list(module.parameters())) or any(is_lazy(parameter) for parameter in own):
         return None
@@ -109,7 +109,7 @@ def _says_its_width(module: nn.Module) -> bool:
 
 
 def _declared_channels(module: nn.Module) -> int | None:
-    """The number of channels that a module with channels in axis 1 says it has."""
+    """The number of channels that a module with channels in axis 1 declares."""
     count = getattr(module, "num_features", getattr(module, "num_channels", None))
     return count if isinstance(count, int) else None
 
@@ -119,7 +119,7 @@ def _probe(module: nn.Module, shape: tuple[int, ...]) -> Form:
     rng = np.random.default_rng(SEED)
     subject, drawn = _with_drawn_parameters(module, rng)
     if _normalizes_positions(subject, rng):
-        return Form(size, problem="takes its statistics over positions, in each channel by itself")
+        return Form(size, problem="takes its statistics over positions, separately for each channel")
     refusals, problems = [], []
     for axis, function in _layouts(subject, shape):
         try:
@@ -135,9 +135,9 @@ def _probe(module: nn.Module, shape: tuple[int, ...]) -> Form:
 
 
 def with_declared_eps(form: Form, module: nn.Module) -> Form:
-    """A form with the eps that its module declares, where that is the measured one within its error."""
+    """A form with the eps that its module declares, if that agrees with the measured one."""
     declared = [value for value in vars(module).values() if isinstance(value, float)]
-    declared.append(torch.finfo(torch.float32).eps)  # torch's RMSNorm without an eps takes that of the dtype
+    declared.append(torch.finfo(torch.float32).eps)  # torch's RMSNorm without an eps uses that of the dtype
     eps = next((value for value in declared if abs(value - form.eps) <= 0.02 * form.eps), form.eps)
     return replace(form, eps=eps)
 
@@ -215,7 +215,7 @@ def fit(function: Function, size: int, drawn: dict[str, Floats], rng: np.random.
 
 
 class _Outputs:
-    """What a module makes of x and −x: its odd part, and its bias if it is a member of the family."""
+    """The outputs of a module for x and −x: its odd part, and its bias if it is a member of the family."""
 
     def __init__(self, function: Function, x: Floats) -> None:
         self.x = x
@@ -229,7 +229,7 @@ def probes(size: int) -> int:
 
 
 def _members(size: int) -> Iterator[tuple[bool, bool, int]]:
-    """(projects, scales, groups), the likely ones first. A group of one channel has nothing left to show."""
+    """(projects, scales, groups), likely ones first. Groups of one channel are left out: they keep at most a sign."""
     groups = [g for g in range(1, size + 1) if size % g == 0 and (size // g > 1 or size == 1)]
     for count in groups:
         for projects, scales in ((True, True), (False, True), (True, False)):
@@ -248,7 +248,7 @@ def _steps(x: Floats, projects: bool, scales: bool, groups: int) -> Floats:
 
 
 def _regress(y: Floats, s: Floats) -> tuple[Floats, float]:
-    """The gain per channel that explains y best by gain · s, and by how much it fails, relative to y."""
+    """The gain per channel that best fits y by gain · s, and the error of the fit, relative to y."""
     power = np.sum(s**2, axis=0)
     gain: Floats = np.sum(y * s, axis=0) / np.where(power == 0, 1.0, power)
     return gain, deviation(y, gain * s)
@@ -275,7 +275,7 @@ def _name_parameters(
     if gain_name is None and deviation(gain, np.ones_like(gain)) > FIT:
         return f"has a gain (median {np.median(gain):.3g}) that is neither a parameter w, nor 1 + w, nor 1"
     if bias_name is None and np.abs(bias).max() > FIT * np.abs(gain).max():
-        return f"has a bias (median {np.median(bias):.3g}) that is none of its parameters"
+        return f"has a bias (median {np.median(bias):.3g}) that is not one of its parameters"
     return gain_name, convention, bias_name
 
 
@@ -338,7 +338,7 @@ def _normalizes_positions(subject: nn.Module, rng: np.random.Generator) -> bool:
 
 
 def _failed_check(function: Function, quiet: _Outputs, loud: _Outputs) -> str:
-    """Which property of the family a module lacks, with the measured change."""
+    """The properties of the family that a module lacks, with the measured change."""
     if _regress(loud.odd, loud.x / loud.x.std(axis=1, keepdims=True))[1] <= FIT:
         return "divides by the standard deviation but does not subtract the mean"
     x, y = quiet.x, quiet.plus

@@ -2,11 +2,11 @@
 
     query = W y + c        y: one output of the norm that feeds it;  W, c: projections, rotary embedding, scales
 
-The model runs on two neighbouring tokens, and the output of every norm is replaced by a copy that gradients end at. So
-the gradient of a query reaches the nearest norms upstream and nothing else: it names the norm, tells which of its
-output vectors is read, and is W, because the map is affine. That it is affine, and of that one vector alone, is then
-tried: a second run on other tokens puts random values in place of all outputs of all norms, and W y + c must give its
-queries. At last it must give those of the real run, at their positions. What fails is refused in words.
+The model runs on two neighbouring tokens, and the output of every norm is replaced by a copy at which gradients end. So
+the gradient of a query reaches the nearest norms upstream and nothing else: it identifies the norm and which of its
+output vectors is read, and equals W, because the map is affine. That it is affine, and of that vector alone, is then
+tested: a second run on other tokens replaces all outputs of all norms by random values, and W y + c must give its
+queries. Finally it must give those of the real run, at their positions. A failure is reported with its reason.
 
 >>> class Block(nn.Module):
 ...     def __init__(self):
@@ -40,7 +40,12 @@ from normscope.models.heads import AttentionWatch
 Side = Literal["query", "key"]
 
 SMALL = 2**25  # parameters up to which a model is copied to float64
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}  # of Wy and c
+TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 5e-3,
+    torch.bfloat16: 4e-2,
+}  # relative to W y and c
 
 
 class NoMapError(InputError):
@@ -58,14 +63,14 @@ class AffineMap:
     shift: Floats  # c: (D,)
 
     def misses(self, y: Floats, seen: Floats) -> Floats:
-        """How far W y + c is from what was seen, over the largest entries of W y and of c: (...,)."""
+        """The error of W y + c against the recorded vectors, over the largest entries of W y and of c: (...,)."""
         image = y @ self.matrix.T
         size = np.abs(image).max(axis=-1) + np.abs(self.shift).max()
         missed: Floats = np.abs(image + self.shift - seen).max(axis=-1) / np.maximum(size, np.finfo(float).tiny)
         return missed
 
     def inputs(self, output: Tensor, row: int, position: int | slice) -> Floats:
-        """The vectors of a norm's output that it reads for a sequence at one position, or at several."""
+        """The vectors of a norm's output that the map reads for a sequence at one position, or at several."""
         place: list[int | slice] = list(self.vector)
         place[0], place[self.axis] = row, position
         if output.ndim != len(place) + 1:
@@ -77,11 +82,11 @@ class AffineMap:
 
 
 class HeadMaps:
-    """The maps of a model's heads, each tried on the real run before it is handed out.
+    """The maps of a model's heads, each tested on the real run before it is returned.
 
-    A map that serves one position is tried at the next one first: only rotary embeddings ask for another. They are
-    sought in float64 where the model is small enough to be copied, and in float32 where it can't be, or where the model
-    computes in float32 whatever it is given.
+    A map of one position is tried at the next one first: only rotary embeddings need another. Maps are
+    computed in float64 if the model is small enough to copy, and in float32 if it can't be copied, or if the model
+    always computes in float32.
     """
 
     def __init__(self, model: nn.Module, norms: Iterable[str], batch: Mapping[str, Tensor]) -> None:
@@ -95,7 +100,7 @@ class HeadMaps:
     def map(
         self, layer: str, side: Side, head: int, outputs: Mapping[str, Tensor], row: int, position: int, seen: Floats
     ) -> AffineMap:
-        """The map of a head at a position of a real run that gave these outputs of norms, and saw this vector."""
+        """The map of a head at a position of a real run with these outputs of norms, where attention saw this one."""
         key = (layer, side, head)
         known = self._maps.get(key)
         if isinstance(known, AffineMap) and self._fits(known, outputs, row, position, seen):
@@ -114,7 +119,7 @@ class HeadMaps:
         raise NoMapError(reason)
 
     def serves_all(self, found: AffineMap, outputs: Mapping[str, Tensor], row: int, seen: Floats) -> bool:
-        """Whether a map gives what was seen at every position (T, D): not so with rotary embeddings."""
+        """Whether a map gives the recorded vectors at every position (T, D): False with rotary embeddings."""
         y = found.inputs(outputs[found.norm], row, slice(0, len(seen)))
         return y.shape[0] == len(seen) and bool((found.misses(y, seen) <= self._tolerance).all())
 
@@ -124,7 +129,7 @@ class HeadMaps:
 
     @cached_property
     def _copies(self) -> list[nn.Module]:
-        """What may be traced, the best first: a model in half precision shows its maps only in a copy."""
+        """Models to trace, the best first: a model in half precision needs a copy to show its maps."""
         dtype = _dtype(self._model)
         small = sum(values.numel() for values in self._model.parameters()) <= SMALL
         if dtype == torch.float64 or not small:
@@ -146,9 +151,9 @@ class HeadMaps:
 
 
 class TracedRun:
-    """One run of a model in which gradients end at the outputs of norms, and one on other tokens to try what it shows.
+    """One run of a model in which gradients end at the outputs of norms, and one on other tokens to test its maps.
 
-    With `per_token`, norms that give other than one vector per token, as those on queries and keys do, are looked
+    With `per_token`, norms that do not give one vector per token, such as those on queries and keys, are looked
     through, and the second run has the outputs of the first.
     """
 
@@ -221,7 +226,7 @@ class TracedRun:
         found = AffineMap(name, vector, moved[0], matrix, as_floats(states[-1], side) - matrix @ y)
         other = as_floats(self._others[name][0][vector], "y")
         seen = as_floats(self._other_states[layer][side][0, head, -1], side)
-        if not found.misses(other, seen) <= TOLERANCE[states.dtype]:  # attention may be in float32 whatever the model
+        if not found.misses(other, seen) <= TOLERANCE[states.dtype]:  # attention may be in float32 in any model
             raise NoMapError(f"an affine map of one output of {name} does not give {what}")
         return found
 
@@ -278,8 +283,8 @@ def norms_before_keys(
 def two_tokens(model: nn.Module, batch: Mapping[str, Tensor], position: int) -> dict[str, Tensor]:
     """The token of a batch's first sequence at a position and the one before it, told where they stand.
 
-    Which tokens they are does not matter, for the outputs of norms are replaced. What is no table of tokens, as an
-    image, is left whole; masks are left out.
+    Which tokens they are does not matter, since the outputs of norms are replaced. Inputs that are not tokens, such as
+    images, stay whole; masks are left out.
 
     >>> two_tokens(nn.Identity(), {"input_ids": torch.tensor([[5, 6, 7]])}, position=2)
     {'input_ids': tensor([[6, 7]])}
@@ -304,7 +309,7 @@ def _is_per_token(output: Tensor) -> bool:
 
 
 def _other_tokens(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Inputs of the same shape that say something else; positions stay as they are."""
+    """Other inputs of the same shape; positions stay unchanged."""
     random = torch.Generator().manual_seed(1)
     others: dict[str, Tensor] = {}
     for name, value in batch.items():
@@ -316,12 +321,12 @@ def _other_tokens(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _weights(states: Tensor) -> Tensor:
-    """Random, for equal ones would not see what a LayerNorm makes of its input: its outputs add up to nothing."""
+    """Random weights: with equal ones the outputs of a LayerNorm would add up to zero."""
     return torch.randn(1, *states.shape, generator=torch.Generator().manual_seed(0)).to(states)
 
 
 def _only_vector(gradient: Tensor, name: str, what: str) -> tuple[int, ...]:
-    """The one vector of a norm's output that a gradient (r, ..., N) is about."""
+    """The one vector of a norm's output that a gradient (r, ..., N) reaches."""
     places = gradient.ne(0).any(-1).any(0).nonzero().tolist()
     if len(places) != 1:
         raise NoMapError(f"{len(places)} outputs of {name} feed {what} at once")

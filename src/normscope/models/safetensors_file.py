@@ -93,7 +93,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
         if length > LONGEST_HEADER:
             raise InputError(
                 f"the header claims {length} bytes, more than the {LONGEST_HEADER} the format allows; "
-                "this is no safetensors file, or it is damaged"
+                "this is not a safetensors file, or it is damaged"
             )
         if length > size - 8:
             raise InputError(f"the header claims {length} bytes but {size - 8} follow; {DAMAGED}")
@@ -159,8 +159,8 @@ def _check_layout(extents: dict[str, _Extent], data_size: int) -> None:
             raise InputError(f"tensors {quoted(last)} and {quoted(name)} overlap in the file; {DAMAGED}")
         if extent.begin > reached:
             raise InputError(
-                f"bytes {reached} to {extent.begin}, before tensor {quoted(name)}, are no tensor's; {DAMAGED}"
+                f"bytes {reached} to {extent.begin}, before tensor {quoted(name)}, belong to no tensor; {DAMAGED}"
             )
         reached, last = extent.end, name
     if reached < data_size:
-        raise InputError(f"the last {data_size - reached} bytes of the file are no tensor's; {DAMAGED}")
+        raise InputError(f"the last {data_size - reached} bytes of the file belong to no tensor; {DAMAGED}")

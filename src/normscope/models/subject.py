@@ -1,7 +1,7 @@
-"""What a question is about: a model, given as a path or a module, with the text or inputs that it is run on.
+"""The subject of a study: a model, given as a path or a module, with the text or inputs to run it on.
 
-Every study begins with a Subject, so that all of them take the same arguments and refuse the same mistakes. Each part
-of it (the module with its weights, the norms, the graph, the batches) is made when it is first needed, and once.
+Every study begins with a Subject, so all of them take the same arguments and refuse the same mistakes. Each part
+(the module with its weights, the norms, the graph, the batches) is computed once, when first needed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ Text = str | Path | Sequence[str]  # a text, a UTF-8 file, or several texts, eac
 
 
 class Subject:
-    """A model and what it is run on.
+    """A model and the text or inputs to run it on.
 
     >>> subject = Subject(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)), inputs={"input": [[1.0, 2.0, 3.0]]})
     >>> subject.name, list(subject.inventory), len(list(subject.batches()))
@@ -62,13 +62,13 @@ class Subject:
         return self._text is not None or self._inputs is not None
 
     def require_runs(self, what: str) -> None:
-        """Refuse a question that needs a text or inputs where there are none."""
+        """Raise InputError if there is no text and no inputs."""
         if not self.runs:
-            raise InputError(f"{what} needs a text or inputs that the model is run on: give text= or inputs=")
+            raise InputError(f"{what} needs a text or inputs to run the model on: give text= or inputs=")
 
     @property
     def text(self) -> str | None:
-        """What the model was run on, in words; None if that is no text."""
+        """A description of the text that the model was run on; None without a text."""
         if self._text is None:
             return None
         texts = [self.words] if isinstance(self.words, str) else self.words
@@ -91,7 +91,7 @@ class Subject:
 
     @cached_property
     def inventory(self) -> Inventory:
-        """The norms, from one traced call with the inputs that were given, or with generated ones."""
+        """The norms, from one traced call with the given inputs, or with generated ones."""
         return find(self._model, inputs=self._example if self._inputs is not None else None)
 
     @cached_property
@@ -100,14 +100,14 @@ class Subject:
         return find_traced(self.module, self.example)
 
     def batches(self) -> Iterable[Mapping[str, Tensor]]:
-        """What the model is run on, batch by batch, to be iterated once; none without a text and inputs."""
+        """The batches to run the model on, to be iterated once; none without a text and inputs."""
         if self._text is not None:
             return self._text_batches
         return () if self._example is None else self._given
 
     @property
     def example(self) -> Mapping[str, Tensor] | None:
-        """What the model is traced with: the first of the inputs, or of the text; None if there is neither."""
+        """The batch to trace the model with: the first of the inputs or of the text; None if there is neither."""
         return next(iter(self.batches())) if self._text is not None else self._example
 
     @cached_property

@@ -16,7 +16,7 @@ GGUF_TOKENS = b"tokenizer.ggml.tokens"
 
 
 def token_texts(path: Path, tokens: Sequence[int]) -> list[str | None]:
-    """What each token stands for; None where no tokenizer says so."""
+    """The text of each token; None without a tokenizer."""
     if not tokens:
         return []
     if path.suffix.lower() == ".gguf" and path.is_file():
@@ -25,13 +25,13 @@ def token_texts(path: Path, tokens: Sequence[int]) -> list[str | None]:
         return [None] * len(tokens)
     try:
         tokenizer = load_tokenizer(path)
-    except CheckpointError:  # names are only for reading
+    except CheckpointError:  # texts are only for display
         return [None] * len(tokens)
     return [_text(tokenizer, token) if token < len(tokenizer) else None for token in tokens]
 
 
 def _text(tokenizer: Any, token: int) -> str:
-    """A token decoded, or as the vocabulary has it where it is only a part of a character, or nothing when decoded."""
+    """A token decoded; as in the vocabulary if it is part of a character, or decodes to nothing."""
     decoded = str(tokenizer.decode([token]))
     return decoded if decoded and REPLACEMENT not in decoded else str(tokenizer.convert_ids_to_tokens(token))
 
@@ -47,7 +47,7 @@ def _from_gguf(path: Path, tokens: Sequence[int]) -> list[str | None]:
 def _vocabulary(path: Path) -> Iterator[str]:
     """The list of tokens in the header of a .gguf file; nothing if there is none, or it is cut off.
 
-    It is sought by its key, which stands between its length and the type: an array of strings, each after its length.
+    It is located by its key, which is between its length and the type: an array of strings, each after its length.
     The `gguf` package would build objects for all of the header first, which takes seconds.
     """
     begin = struct.pack("<Q", len(GGUF_TOKENS)) + GGUF_TOKENS + struct.pack("<II", 9, 8)
@@ -66,7 +66,7 @@ def _vocabulary(path: Path) -> Iterator[str]:
 
 
 def _undone(piece: str, of_bytes: bool) -> str:
-    """A piece of a vocabulary as text; as it is, if its characters stand for bytes that are only part of a character.
+    """A piece of a vocabulary as text; unchanged if its characters stand for bytes that are only part of a character.
 
     >>> _undone("ĠnaÃ¯ve", True), _undone("âĢ", True), _undone("▁the", False)
     (' naïve', 'âĢ', ' the')

@@ -1,6 +1,6 @@
 """A state dict saved by torch: read with weights_only, so that nothing in the pickle is run, and mapped, not loaded.
 
-The state may be the file's object itself, or lie in it under "state_dict" or "model", as training scripts save it.
+The state may be the file's object itself, or be under "state_dict" or "model", as training scripts save it.
 """
 
 import io
@@ -31,7 +31,7 @@ class TorchFile:
     def __init__(self, path: Path) -> None:
         key, self._tensors = _state(_load(path))
         self.metadata: dict[str, Any] = {} if key is None else {"nested_under": key}
-        for name, tensor in self._tensors.items():  # a view can be of any size, whatever it is a view of
+        for name, tensor in self._tensors.items():  # a view can be larger than its storage
             require_memory(WIDEST * tensor.numel(), WIDEST * path.stat().st_size, f"tensor {quoted(name)}")
         self.shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
         self.dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in self._tensors.items()}
@@ -49,7 +49,7 @@ def _load(path: Path) -> Any:
     stored = _checked_archive(path) if zipped else _checked_pickles(path)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of oddities in files that it then refuses
+            warnings.simplefilter("ignore")  # torch warns about files that it then refuses
             return torch.load(str(path), map_location="cpu", weights_only=True, mmap=stored)
     except Exception as error:  # a damaged pickle can fail anywhere: KeyError, EOFError, struct.error, …
         raise InputError(_refusal(str(error), error)) from None
@@ -99,7 +99,7 @@ def _refusal(message: str, error: Exception) -> str:
         return "this is a TorchScript program, not a state dict; save torch.jit.load(…).state_dict() instead"
     if "Unsupported operand" in message:
         return "this is a pickle, but not one that torch saved; save the weights with torch.save or as safetensors"
-    return f"this is no state dict, or it is truncated or damaged ({type(error).__name__}); copy it again"
+    return f"this is not a state dict, or it is truncated or damaged ({type(error).__name__}); copy it again"
 
 
 def _state(loaded: Any) -> tuple[str | None, dict[str, torch.Tensor]]:

@@ -1,10 +1,10 @@
-"""All that is asked of transformers beyond its public classes, and three locks while it works on somebody's files.
+"""All uses of transformers beyond its public classes, and three locks while it works on untrusted files.
 
     settings   its hub client is switched off
-    names      a repository that is asked for by name is refused, also one that an earlier download left on this machine
+    names      a repository requested by name is refused, even if it was downloaded to this machine before
     sockets    a connection, or a look-up of a host, is refused in this thread and in those that it starts
 
-A lock that is tried raises `NoNetworkError`, a FileNotFoundError: what is not in the folder is not there.
+A blocked attempt raises `NoNetworkError`, a FileNotFoundError: whatever is not in the folder does not exist.
 """
 
 import os
@@ -24,20 +24,20 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_T
 LOOK_UPS = ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr", "socket.getnameinfo")
 MESSAGES = ("socket.connect", "socket.sendto", "socket.sendmsg")
 
-_locked: "WeakKeyDictionary[threading.Thread, list[str]]" = WeakKeyDictionary()  # thread → what it asked for
+_locked: "WeakKeyDictionary[threading.Thread, list[str]]" = WeakKeyDictionary()  # thread → what it requested
 
 
 class NoNetworkError(FileNotFoundError):
-    """Something was asked for that is not on this machine, or only under a name of the hub."""
+    """Something was requested that is not on this machine, or only under a name of the hub."""
 
 
 class NotFollowedWarning(UserWarning):
-    """Something that a config.json says could not be followed, and what was done instead."""
+    """A setting of a config.json is not supported; the warning says what was done instead."""
 
 
 @contextmanager
 def locked() -> Iterator[list[str]]:
-    """The three locks around calls of transformers, and no output of it; what tried a lock is in the list."""
+    """The three locks around calls of transformers, without its output; blocked attempts are in the list."""
     with no_network() as asked, quiet():
         _lock_names()
         yield asked
@@ -45,7 +45,7 @@ def locked() -> Iterator[list[str]]:
 
 @contextmanager
 def no_network() -> Iterator[list[str]]:
-    """No hub and no sockets, in this thread and in those that it starts; what was asked for is in the list.
+    """No hub and no sockets, in this thread and in those that it starts; blocked requests are in the list.
 
     >>> import socket
     >>> with no_network() as asked:
@@ -72,7 +72,7 @@ def no_network() -> Iterator[list[str]]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No bars, reports or warnings of transformers: what matters in them we say ourselves, in one line."""
+    """No progress bars, reports or warnings of transformers: normscope reports what matters in one line."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -88,10 +88,10 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def as_run(model: "nn.Module") -> Iterator[None]:
-    """While a model is exported, its code believes that it is run, and so computes what it computes for its users.
+    """While a model is exported, its code sees the same flags as in a plain run, and so computes the same.
 
-    Some code asks, and has a stand-in for runtimes that know few operations: Qwen3-Next then solves a triangular system
-    by hundreds of them. Where code also asks whether it is compiled, the two answers belong together and stay.
+    Some code has a substitute for runtimes with few operations: when exported, Qwen3-Next solves a triangular system
+    by hundreds of them. Code that also checks whether it is compiled needs both flags to agree, so they stay.
     """
     files = {sys.modules[type(module).__module__] for module in model.modules()}
     asking: list[Any] = [
@@ -135,13 +135,13 @@ def model_class(names: object) -> "type[PreTrainedModel] | None":
     for name in names if isinstance(names, list) else []:
         found: Any = getattr(transformers, name, None) if isinstance(name, str) else None
         known = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
-        if known and found.forward is not nn.Module.forward:  # what models only inherit from has none
+        if known and found.forward is not nn.Module.forward:  # base classes have none
             return found  # type: ignore[no-any-return]
     return None
 
 
 def is_tokenizer(name: object) -> bool:
-    """Whether a name is that of a tokenizer of transformers, or of nothing there: it is looked up among all its names.
+    """Whether a name is a tokenizer of transformers, or unknown to it: transformers looks it up among all its names.
 
     >>> is_tokenizer("LlamaTokenizerFast"), is_tokenizer("unknown"), is_tokenizer("pipeline"), is_tokenizer(["x"])
     (True, True, False, False)
@@ -187,7 +187,7 @@ def own_attributes() -> dict[str, bool]:
 def renamed_tensors(model: "nn.Module", names: Iterable[str]) -> dict[str, str]:
     """Parameter of the model → its name in a checkpoint, which may be older, or saved with or without a head.
 
-    transformers knows how it has renamed what it loads: prefixes, moved modules, gamma and beta for weight and bias.
+    transformers knows its own renamings: prefixes, moved modules, gamma and beta for weight and bias.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
@@ -205,7 +205,7 @@ def renamed_tensors(model: "nn.Module", names: Iterable[str]) -> dict[str, str]:
 
 @cache
 def byte_of_character() -> dict[str, int]:
-    """What each character of a byte-level vocabulary stands for."""
+    """The byte that each character of a byte-level vocabulary stands for."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     return {character: byte for byte, character in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
@@ -241,7 +241,7 @@ def _refuse(what: str) -> None:
 
 @cache
 def _lock_sockets() -> None:
-    """Hear of every socket and every new thread, for as long as the process lives; nothing is done to unlocked ones."""
+    """Audit every socket and every new thread for the life of the process; unlocked threads are not affected."""
 
     def hear(event: str, arguments: tuple[Any, ...]) -> None:
         if event in MESSAGES and isinstance(arguments[1], tuple):  # a text is the path of a local socket
@@ -263,7 +263,7 @@ def _lock_sockets() -> None:
 
 @cache
 def _lock_names() -> None:
-    """Put a lock before the check that every function of huggingface_hub makes of the name of a repository."""
+    """Block the check of a repository name that every function of huggingface_hub makes."""
     from huggingface_hub.utils import _validators
 
     check: Callable[[Any], None] = _validators.validate_repo_id

@@ -1,11 +1,11 @@
 """The matrix that scores tokens, and the norm that it reads: scores = W·h + c, h an output of the norm.
 
-Which norm that is, and that only linear maps stand between, is tested: the model runs once to see what is called after
-what, and once more with random numbers in place of the norm's output. What reaches the matrix must then be those
-numbers, times a factor or a chain of linear layers that ran in between; what leaves it must be W·h + c; and what the
+Which norm that is, and that only linear maps are in between, is tested: the model runs once to record the order of
+calls, and once more with random numbers in place of the norm's output. The input of the matrix must then be those
+numbers, times a factor or a chain of linear layers that ran in between; its output must be W·h + c; and what the
 model returns must put tokens in the same order (as a cap on logits does). No architecture is known by name.
 
-Of a checkpoint without an architecture only names are available. What follows from them is assumed, and reported.
+A checkpoint without an architecture has only names. What is inferred from them is reported as assumed.
 """
 
 import re
@@ -29,7 +29,7 @@ from normscope.models.subject import Subject
 from normscope.norm import Norm
 from normscope.results.inventory import FoundNorm
 
-TRIED = 4  # norms, from the last that ran
+TRIED = 4  # norms to try, from the last that ran
 OUTPUT = re.compile(r"(^|\.)(output|lm_head|embed_out|proj_out)\.weight$")
 EMBEDDING = re.compile(r"(^|\.)(token_embd|tok_embeddings|wte|embed_tokens|embed_in|word_embeddings|shared)\.weight$")
 
@@ -38,13 +38,13 @@ EMBEDDING = re.compile(r"(^|\.)(token_embd|tok_embeddings|wte|embed_tokens|embed
 class Unembedding:
     """Scores of tokens as W·h + c. The norm is None, and `problem` says why, where h is not known to come from one."""
 
-    name: str  # of the module, or of the tensor where only tensors are at hand
+    name: str  # of the module, or of the tensor where only tensors are available
     rows: NDArray[np.floating] = field(repr=False)  # W: (V, N), float32, or float64 if float32 would not hold it
     bias: Floats | None = field(repr=False)  # c
     norm: Norm | None
     norm_name: str | None
     through: tuple[str, ...] = ()  # linear layers between them, multiplied into W and c
-    tied: bool | None = None  # whether W is the embedding as well; None if that cannot be told
+    tied: bool | None = None  # whether W is the embedding as well; None if unknown
     assumed: tuple[str, ...] = ()
     problem: str | None = None
 
@@ -102,7 +102,7 @@ def _of_module(subject: Subject) -> Unembedding:
 
 
 def _calls(model: nn.Module, inputs: Mapping[str, Any], norms: Any) -> list[str]:
-    """Norms and linear layers by name, and what calls itself an output embedding, in the order in which they ran."""
+    """Norms, linear layers and the declared output embedding by name, in the order in which they ran."""
     calls: list[str] = []
     hooks = [
         module.register_forward_hook(lambda *_, name=name: calls.append(name))
@@ -123,7 +123,7 @@ def _run(model: nn.Module, inputs: Mapping[str, Any], hooks: list[Any]) -> None:
 
 
 def _declared_head(model: nn.Module) -> nn.Module | None:
-    """What a model of transformers says its unembedding is."""
+    """The unembedding that a model of transformers declares."""
     try:
         head = model.get_output_embeddings()  # type: ignore[operator]
     except (AttributeError, NotImplementedError, TypeError):
@@ -147,12 +147,12 @@ def _last(calls: list[str], name: str) -> int:
 
 @dataclass(eq=False)
 class _Probe:
-    """What was seen while random numbers took the place of a norm's output."""
+    """Values recorded while random numbers replaced a norm's output."""
 
-    given: Floats | None = None  # those numbers: (positions, channels)
-    read: Floats | None = None  # what reached the head
-    scored: Floats | None = None  # what left it
-    returned: Floats | None = None  # what the model made of that
+    given: Floats | None = None  # the random numbers: (positions, channels)
+    read: Floats | None = None  # the input of the head
+    scored: Floats | None = None  # its output
+    returned: Floats | None = None  # the output of the model
     tolerance: float = 1e-4
 
 
@@ -209,7 +209,7 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 
 
 def _matrix(head: nn.Module, name: str, probe: _Probe) -> tuple[NDArray[np.floating], Floats | None, bool]:
-    """W and c of the head, and whether what the model returns was seen to keep the order of its scores."""
+    """W and c of the head, and whether the model's output keeps the order of its scores."""
     weight, bias = getattr(head, "weight", None), getattr(head, "bias", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or probe.read is None or probe.scored is None:
         raise InputError(f"{name} must multiply by one stored matrix to be an unembedding, but does not")
@@ -225,7 +225,7 @@ def _matrix(head: nn.Module, name: str, probe: _Probe) -> tuple[NDArray[np.float
     ordered = np.take_along_axis(probe.returned, np.argsort(probe.scored, axis=1, kind="stable"), axis=1)
     fall = np.maximum.accumulate(ordered, axis=1) - ordered
     if fall.max() > probe.tolerance * np.abs(ordered).max():
-        raise InputError(f"the model changes the order of tokens after {name}: its scores are not what decides")
+        raise InputError(f"the model changes the order of tokens after {name}: its scores do not decide the argmax")
     return rows, shift, True
 
 
@@ -251,7 +251,7 @@ class _Link:
 
 
 def _link(model: nn.Module, probe: _Probe, linear: list[str]) -> "_Link | str":
-    """What stands between the norm and the head; in words, if it is nothing that is linear."""
+    """The link between the norm and the head; a reason in words if it is not linear."""
     given, read = probe.given, probe.read
     if given is None or read is None or len(given) != len(read):
         return "its output does not reach the unembedding position by position"
@@ -325,6 +325,6 @@ def _by_name(checkpoint: Checkpoint) -> Unembedding:
         named = ", ".join(found.name for found in last) or "none"
         problem = f"one norm must be outside the numbered layers, to be the last one, got {named}"
         return Unembedding(name, rows, bias, None, None, (), not outputs, tuple(assumed), problem)
-    assumed += ["which norm it reads, by its name", "nothing stands between them"]
+    assumed += ["which norm it reads, by its name", "nothing is between them"]
     assumed += [f"the norm's {what}" for what in last[0].assumed]
     return Unembedding(name, rows, bias, last[0].norm, last[0].name, (), not outputs, tuple(assumed))

@@ -1,4 +1,4 @@
-"""What a norm asks of the tensors it is given, said before anything is computed."""
+"""Checks of the tensors passed to a norm, before anything is computed."""
 
 from torch import Tensor
 

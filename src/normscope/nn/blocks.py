@@ -6,8 +6,8 @@ needs on top of arithmetic, and both are shuffles that are known once c is:
     totals   c vectors → one vector, the sum over each group
     spread   one vector, a number for each group → c vectors, that number at each channel of its group
 
-so the norm of a block is its formula, and what is between reading and writing stays in registers, as far as there are
-enough. No compiler finds this in loops over groups of a few channels, which is why those are slow elsewhere.
+so the norm of a block is its formula, and everything between reading and writing stays in registers, if there are
+enough. Compilers do not find this in loops over groups of a few channels, which is why those are slow elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LANES = 8
 
 
 class BlockWriter:
-    """Writes the instructions for one block of a norm, all of which is known but eps and the addresses."""
+    """Writes the instructions for one block of a norm; only eps and the addresses are unknown at compile time."""
 
     def __init__(self, builder: Any, kind: int, channels: int, project: bool, scale: bool, eps: Vector) -> None:
         self.builder, self.kind, self.channels = builder, kind, channels
@@ -30,7 +30,7 @@ class BlockWriter:
         self.computed = computed_as(kind)
 
     def forward(self, x: Any, gain: Any, bias: Any, y: Any) -> Any:
-        """Not 0 if a sum of squares overflowed, so that what is written is wrong."""
+        """Write the outputs; the result is not 0 if a sum of squares overflowed, which makes them wrong."""
         s, _, overflowed = self._steps(x)
         self._store(s * self._load(gain, self.computed) + self._load(bias, self.computed), y, self.kind)
         return overflowed

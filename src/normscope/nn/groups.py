@@ -4,8 +4,8 @@ Where 32 does not divide the number of channels, the last stretch begins earlier
 the one before it. What is stored for them is the same both times; in sums they count once.
 
 Going forward, a group is written while the first sum of the one that follows is made: so memory is read and written all
-the time, as in a copy, where reading a group before writing it would do one after the other. Going backward there are
-four rounds over a group, and those that find all of it in the nearest cache ask for what the next ones need.
+the time, as in a copy, instead of first reading a group and then writing it. Going backward there are
+four rounds over a group, and those that find all of it in the nearest cache prefetch what the next ones need.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from numba.core import cgutils
 from normscope.nn.vectors import BYTES, INT32, INT64, Vector, computed_as, load, number_type, store
 
 STRETCH = 32  # channels: enough sums side by side to hide how long an addition takes
-LINE = 64  # bytes that are brought into a cache together, on most machines
+LINE = 64  # bytes of a cache line on most machines
 
 Term = Callable[["Stretch"], Vector]
 Act = Callable[["Stretch"], None]
 
 
 class GroupWriter:
-    """Writes the instructions for one group of a norm; how many channels it has is known when they run."""
+    """Writes the instructions for one group of a norm; its number of channels is known at run time."""
 
     def __init__(self, builder: Any, kind: int, channels: Any, project: bool, scale: bool, eps: Vector) -> None:
         self.builder, self.kind, self.channels = builder, kind, channels
@@ -41,9 +41,9 @@ class GroupWriter:
         return self._total(self._summand(x)).value
 
     def forward(self, x: Any, following: Any, gain: Any, bias: Any, y: Any, first: Any) -> tuple[Any, Any]:
-        """One group, whose first sum is known; that of the following one is made meanwhile, and given back.
+        """Write one group, whose first sum is known; return the first sum of the following group, computed meanwhile.
 
-        Also given back is a number that is not 0 if the sum of squares overflowed, so that what is written is wrong.
+        Also return a number that is not 0 if the sum of squares overflowed, which makes the outputs wrong.
         """
         known = Vector(self.builder, first)
         mean = self._spread(known) if self.project else None
@@ -90,7 +90,7 @@ class GroupWriter:
         return self._overflowed(squares)
 
     def _summand(self, x: Any) -> Term:
-        """What the first sum is of."""
+        """The terms of the first sum."""
         return (lambda stretch: stretch.load(x, self.kind)) if self.project else self._squared(x, None)
 
     def _squared(self, x: Any, mean: Vector | None) -> Term:
@@ -121,7 +121,7 @@ class GroupWriter:
         return self._totals((term,), before)[0]
 
     def _totals(self, terms: Sequence[Term], before: Act | None) -> list[Vector]:
-        """Sums over all channels, one number each; on each stretch something else may be done before it is added."""
+        """Sums over all channels, one number each; `before` runs on each stretch before it is added."""
         zeros = ir.Constant(ir.VectorType(self.number, STRETCH), [0.0] * STRETCH)
         totals = [cgutils.alloca_once_value(self.builder, zeros) for _ in terms]  # type: ignore[no-untyped-call]
 
@@ -149,7 +149,7 @@ class GroupWriter:
 
 
 class Stretch:
-    """Some channels of a group, from one on; `new` says which of them no other stretch has, None if that is all."""
+    """Consecutive channels of a group; `new` marks those that no other stretch has, None if all are new."""
 
     def __init__(self, builder: Any, start: Any, new: Any) -> None:
         self.builder, self.start, self.new = builder, start, new
@@ -171,13 +171,13 @@ class Stretch:
         return Stretch(self.builder, self.builder.add(self.start, channels), self.new)
 
     def announce(self, address: Any, kind: int, to_write: bool = False) -> None:
-        """Say that this is needed soon: it is fetched while numbers that are there already are computed with."""
+        """Prefetch: this is needed soon, and is fetched during computations on numbers already loaded."""
         byte = ir.IntType(8).as_pointer()
         hint = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
         prefetch = cgutils.get_or_insert_function(  # type: ignore[no-untyped-call]
             self.builder.module, hint, "llvm.prefetch.p0"
         )
-        soon = [ir.Constant(INT32, flag) for flag in (int(to_write), 3, 1)]  # 3: to be kept near, 1: as data
+        soon = [ir.Constant(INT32, flag) for flag in (int(to_write), 3, 1)]  # 3: keep in the nearest cache, 1: as data
         for line in range(0, STRETCH * BYTES[kind], LINE):
             place = self.builder.add(self._place(address, kind), ir.Constant(INT64, line))
             self.builder.call(prefetch, [self.builder.inttoptr(place, byte), *soon])

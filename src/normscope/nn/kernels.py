@@ -1,9 +1,9 @@
-"""Rows of numbers through a norm and back, compiled: one pass over memory, all else in registers and the nearest cache.
+"""Rows of numbers through a norm and back, compiled: one pass over memory, the rest in registers and the nearest cache.
 
     forward    s = (x − m)/r,    y = gain·s + bias                      m, r: mean and root of each group
     backward   w = gain·dy,      dx = (w − mean(w) − s·mean(w·s))/r     dgain = Σ dy·s,  dbias = Σ dy  (over rows)
 
-The backward pass computes m and r again from x, which it has to read anyway: nothing of the forward pass is kept but x.
+The backward pass recomputes m and r from x, which it has to read anyway: only x is kept from the forward pass.
 Groups of up to 32 channels go eight at a time (`blocks`), larger ones one by one (`groups`).
 """
 
@@ -24,24 +24,24 @@ from normscope.nn.blocks import LANES, BlockWriter
 from normscope.nn.groups import GroupWriter
 from normscope.nn.vectors import BYTES, FLOAT64, Vector, computed_as
 
-LARGEST_IN_BLOCKS = 32  # channels of a group; beyond, it fills vectors by itself
+LARGEST_IN_BLOCKS = 32  # channels of a group; a larger one fills vectors by itself
 
 
 def together(channels: int) -> int:
-    """How many groups are worked on at a time: gain, bias and their sums must have room for a multiple of that."""
+    """How many groups are processed at a time: gain, bias and their sums must have room for a multiple of that."""
     return LANES if channels <= LARGEST_IN_BLOCKS else 1
 
 
 def passes(kind: int, channels: int, project: bool, scale: bool) -> tuple[Any, Any]:
-    """The compiled forward and backward passes over rows, for groups of so many channels.
+    """The compiled forward and backward passes over rows, for groups of this many channels.
 
         forward(x, gain, bias, y, start, stop, groups, channels, eps, spare)
         backward(x, dy, gain, dx, dgain, dbias, start, stop, groups, channels, eps, spare)
 
-    work on rows start to stop, and answer a number that is not 0 if a sum of squares overflowed: then some of what they
+    work on rows start to stop, and return a number that is not 0 if a sum of squares overflowed: then some of what they
     wrote is finite and wrong. Arrays are given by their addresses: x, y and their gradients as they are stored, gain,
-    bias and the sums dgain and dbias, which are added to, in the numbers that are computed with. `spare` is room for 3
-    times the channels that are worked on together, as they are stored.
+    bias and the sums dgain and dbias, which are added to, in the dtype of the computation. `spare` is room for 3
+    times the channels that are processed together, as they are stored.
     """
     if channels <= LARGEST_IN_BLOCKS:
         return _passes_in_blocks(kind, channels, project, scale)
@@ -139,13 +139,13 @@ def _for_addresses(*functions: Any) -> tuple[Any, Any]:
 
 @cache
 def _edition() -> str:
-    """Of the files that write instructions: on disk numba keeps what it compiled by name and by the time at which this
-    file was changed, and would not know of a change in those."""
+    """A digest of the files that write instructions: numba's cache on disk depends on the name and modification time of
+    this file alone, and would miss a change in those."""
     return sha256("".join(getsource(file) for file in (blocks, groups, vectors)).encode()).hexdigest()[:16]
 
 
 def instructions(function: Callable[..., Any]) -> Any:
-    """A function that writes instructions into those that call it; numbers known to the compiler come as such."""
+    """A function that writes instructions into its caller; compile-time constants are passed as such."""
     return intrinsic(prefer_literal=True)(function)
 
 
@@ -173,7 +173,7 @@ def block_backward(  # type: ignore[no-untyped-def]
 
 @instructions
 def first_sum(typing, x, channels, eps, kind, project, scale):  # type: ignore[no-untyped-def]
-    """Of one large group; the last three arguments are known when this is compiled."""
+    """The first sum of one large group; the last three arguments are known when this is compiled."""
 
     def write(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         x, channels, eps, _, _, _ = arguments
@@ -235,5 +235,5 @@ def _as_number(builder: Any, eps: Any, kind: int) -> Vector:
 
 
 def _number(kind: Any) -> Any:
-    """The type of the numbers that are computed with, as numba calls it."""
+    """The type of the computation, as numba calls it."""
     return types.float64 if kind.literal_value == FLOAT64 else types.float32

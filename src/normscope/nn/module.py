@@ -14,15 +14,28 @@ from normscope.nn.functional import norm
 class Norm(nn.Module):
     """LayerNorm and, with other flags, the rest of the family.
 
+    Parameters
+    ----------
+    size
+        The number of channels or, as for nn.LayerNorm, the shape of the last axes, which are then flattened.
+    project, scale
+        False leaves out the step: project=False gives RMSNorm, scale=False the projection alone.
+    groups
+        The number of groups of channels that are normalized separately; must divide the channels.
+    affine, bias
+        affine=False omits gain and bias, bias=False the bias.
+    eps
+        Added to the mean square before the root.
+    device, dtype
+        Of gain and bias.
+    axis
+        The axis of the channels; axis=1 normalizes the channels of (N, C, H, W).
+
     >>> layer = Norm(768, groups=64)  # LN-G: 64 groups of 12 channels
     >>> layer
     Norm(768, groups=64, eps=1e-05)
     >>> layer(torch.ones(2, 197, 768)).shape
     torch.Size([2, 197, 768])
-
-    `size` is the number of channels or, as for nn.LayerNorm, the shape of the last axes, whose channels then count one
-    after the other. `project=False` gives RMSNorm, `scale=False` the projection alone; `affine=False` leaves out gain
-    and bias, `bias=False` the bias. `axis=1` normalizes the channels of (N, C, H, W).
 
     Gain and bias are called `weight` and `bias` and have the shapes of nn.LayerNorm's: state dicts load either way.
     """
@@ -68,7 +81,7 @@ class Norm(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Gains are 1 and biases 0."""
+        """Set gains to 1 and biases to 0."""
         if self.weight is not None:
             nn.init.ones_(self.weight)
         if self.bias is not None:
@@ -76,7 +89,7 @@ class Norm(nn.Module):
 
     @property
     def elementwise_affine(self) -> bool:
-        """Whether there is a gain, as nn.LayerNorm says it."""
+        """Whether there is a gain, under nn.LayerNorm's name."""
         return self.weight is not None
 
     def forward(self, x: Tensor) -> Tensor:

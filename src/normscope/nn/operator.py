@@ -1,8 +1,8 @@
 """normscope::norm and normscope::norm_backward: the fused norm as operators of torch, on the CPU.
 
-They are what torch.compile sees and what autograd differentiates, to any order: derivatives of the backward pass are
-those of torch's own operations. Rows are shared out among as many threads as torch is set to use. Where the compiled
-passes are not to be had, the operators compute with torch's own operations as well, and say so once.
+torch.compile sees these operators, and autograd differentiates them to any order: derivatives of the backward pass are
+those of torch's own operations. Rows are divided among as many threads as torch is set to use. Where the compiled
+passes are not available, the operators use torch's own operations, and warn once.
 """
 
 import warnings
@@ -22,7 +22,7 @@ from normscope.nn.threads import on_threads, shares
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of the kinds in `vectors`
 
-PLAIN = (Tensor, nn.Parameter, type(None))  # not subclasses of tensors, which may compute in their own way
+PLAIN = (Tensor, nn.Parameter, type(None))  # not tensor subclasses, which may override operations
 
 library: Any = torch.library.Library("normscope", "DEF")  # type: ignore[no-untyped-call]
 library.define("norm(Tensor x, Tensor? gain, Tensor? bias, bool project, bool scale, int groups, float eps) -> Tensor")
@@ -35,7 +35,7 @@ library.define(
 def norm(
     x: Tensor, gain: Tensor | None, bias: Tensor | None, project: bool, scale: bool, groups: int, eps: float
 ) -> Tensor:
-    """normscope::norm of tensors on the CPU, differentiable; for what its arguments mean see `functional.norm`."""
+    """normscope::norm of tensors on the CPU, differentiable; see `functional.norm` for its arguments."""
     if torch.compiler.is_compiling():
         result: Tensor = _call_norm(x, gain, bias, project, scale, groups, eps)
         return result
@@ -63,7 +63,7 @@ def _norm(
         overflowed.append(passes.forward(*addresses, start, stop, groups, size // groups, eps, room))
 
     on_threads(work, shares(x.numel() // size, size, torch.get_num_threads()))
-    if any(overflowed):  # slower, and right wherever a result is within range
+    if any(overflowed):  # slower, and right wherever the result is in range
         return pure.forward(x, gain, bias, project, scale, groups, eps)
     return y
 
@@ -140,7 +140,7 @@ def _norm_below_autograd(x: Tensor, gain: Tensor | None, bias: Tensor | None, *f
 
 
 def _nobody_looks_on(*tensors: Tensor | None) -> bool:
-    """Whether torch would do no more than call our function: then it is called at once, in half the time."""
+    """Whether torch would only call our function: then it is called directly, in half the time."""
     if (
         torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
@@ -151,7 +151,7 @@ def _nobody_looks_on(*tensors: Tensor | None) -> bool:
 
 
 def _is_its_memory(tensor: Tensor) -> bool:
-    """Whether the numbers are those in memory: not so, for example, if torch notes a sign to be changed when read."""
+    """Whether the values are those in memory: False, for example, for a lazily negated tensor."""
     return tensor.is_cpu and not tensor.is_neg() and not tensor._is_zerotensor()
 
 
@@ -190,16 +190,16 @@ def _differentiated(*tensors: Tensor | None) -> bool:
 
 @dataclass(frozen=True)
 class _Passes:
-    """The compiled passes for groups of so many channels, and how they want their arguments."""
+    """The compiled passes for groups of a given number of channels, and the form of their arguments."""
 
     forward: Any
     backward: Any
     dtype: torch.dtype  # of x
     computing: torch.dtype  # of gain and bias
-    together: int  # channels that are worked on at a time
+    together: int  # channels that are processed at a time
 
     def vector(self, given: Tensor | None, size: int, missing: float) -> Tensor:
-        """A gain or bias, with room for a multiple of the channels that are worked on at a time."""
+        """A gain or bias, with room for a multiple of the channels that are processed at a time."""
         room = -(-size // self.together) * self.together
         if given is None:
             return _constant(room, missing, self.computing)
@@ -207,7 +207,7 @@ class _Passes:
         return vector if size == room else pad(vector, (0, room - size))
 
     def spare(self, size: int) -> Tensor | None:
-        """Room for the last channels, where they are fewer than are worked on at a time: zeros can't overflow."""
+        """Room for the last channels, if fewer than are processed at a time: zeros can't overflow."""
         return torch.zeros(3 * self.together, dtype=self.dtype) if size % self.together else None
 
 
@@ -219,12 +219,12 @@ def _constant(size: int, value: float, dtype: torch.dtype) -> Tensor:
 
 @cache
 def _passes(dtype: torch.dtype, channels: int, project: bool, scale: bool) -> _Passes | None:
-    """None where they are not to be had."""
+    """The compiled passes; None where they are not available."""
     try:
         from normscope.nn.kernels import passes, together
 
         forward, backward = passes(DTYPES.index(dtype), channels, project, scale)
-    except Exception as error:  # whatever it is, the result can be had without them
+    except Exception as error:  # the result can be computed without them
         _tell_once(f"{type(error).__name__}: {first_line(error)}")
         return None
     computing = torch.float64 if dtype == torch.float64 else torch.float32
@@ -237,7 +237,7 @@ _told: list[str] = []
 def _tell_once(reason: str) -> None:
     if not _told:
         warnings.warn(
-            f"normscope.nn is slower than it could be: its compiled passes are not to be had here ({reason}), so that "
+            f"normscope.nn is slower than it could be: its compiled passes are not available here ({reason}), so "
             "torch's own operations are used, with the same results",
             RuntimeWarning,
             stacklevel=2,

@@ -3,8 +3,8 @@
     forward    s = (x − m)/r,    y = gain·s + bias                      m, r: mean and root of each group
     backward   w = gain·dy,      dx = (w − mean(w) − s·mean(w·s))/r     dgain = Σ dy·s,  dbias = Σ dy  (over vectors)
 
-Half precision is computed with as float32, as torch's LayerNorm does. All of it is sums over groups and arithmetic on
-elements, which is what torch.compile joins into few kernels.
+Half precision is computed in float32, as in torch's LayerNorm. Everything is sums over groups and arithmetic on
+elements, which torch.compile fuses into few kernels.
 """
 
 import torch
@@ -26,7 +26,7 @@ def forward(
 def backward(
     dy: Tensor, x: Tensor, gain: Tensor | None, project: bool, scale: bool, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, gain and bias; the last two in the numbers that are computed with."""
+    """Gradients of x, gain and bias; the last two in the dtype of the computation."""
     s, root = _steps(x, project, scale, groups, eps)
     w = dy.to(s.dtype)
     dgain, dbias = (terms.sum_to_size(x.shape[-1:]) for terms in (w * s.flatten(-2), w))
@@ -48,8 +48,8 @@ def _steps(x: Tensor, project: bool, scale: bool, groups: int, eps: float) -> tu
         z = z - z.mean(-1, keepdim=True)
     if not scale:
         return z, z.new_ones(())
-    # Squares of large numbers overflow, and so do, the other way, their derivatives much earlier: in smaller units
-    # both are right. A unit is a constant of differentiation, as the result does not depend on it.
+    # Squares of large numbers overflow, and their derivatives underflow much earlier: in smaller units
+    # both are right. A unit is constant under differentiation, as the result does not depend on it.
     large, unit_of_large = _LARGE[z.dtype]
     beyond = z.detach().abs().amax(-1, keepdim=True) > large
     unit = torch.where(beyond, z.new_full((), unit_of_large), z.new_ones(()))
@@ -58,11 +58,14 @@ def _steps(x: Tensor, project: bool, scale: bool, groups: int, eps: float) -> tu
     return z / root, unit / root
 
 
-_LARGE = {torch.float32: (2.0**40, 2.0**-80), torch.float64: (2.0**300, 2.0**-600)}  # beyond this, in this unit
+_LARGE = {
+    torch.float32: (2.0**40, 2.0**-80),
+    torch.float64: (2.0**300, 2.0**-600),
+}  # above the first, use the second as unit
 
 
 def _result_dtype(x: Tensor) -> torch.dtype:
-    """That of x; under autocast float32, except on the CPU, as of torch's LayerNorm."""
+    """That of x; under autocast float32, except on the CPU, as for torch's LayerNorm."""
     device = x.device.type
     lifts = device != "cpu" and x.dtype != torch.float64 and torch.amp.is_autocast_available(device)
     return torch.float32 if lifts and torch.is_autocast_enabled(device) else x.dtype

@@ -1,4 +1,4 @@
-"""Rows shared out among threads, as many as torch is set to use."""
+"""Divide rows among threads, as many as torch is set to use."""
 
 import os
 from collections.abc import Callable
@@ -10,7 +10,7 @@ GRAIN = 32768  # numbers: with fewer, waking another thread takes longer than th
 
 
 def shares(rows: int, size: int, threads: int) -> list[tuple[int, int]]:
-    """Where the part of each thread starts and stops, in rows of so many numbers.
+    """Where the part of each thread starts and stops, for rows of `size` numbers.
 
     >>> shares(101, 1024, threads=2), shares(3, 1024, threads=2), shares(0, 8, threads=2)
     ([(0, 51), (51, 101)], [(0, 3)], [(0, 0)])

@@ -1,7 +1,7 @@
-"""Vectors of numbers, and arithmetic on them as instructions that are being written.
+"""Vectors of numbers; arithmetic on them writes LLVM instructions.
 
 These are LLVM's instructions for vectors, which exist on every processor: numba turns them into those of the machine it
-runs on. Numbers are stored as float32, float64, bfloat16 or float16. The last two are computed with as float32 and
+runs on. Numbers are stored as float32, float64, bfloat16 or float16. The last two are computed in float32 and
 rounded when they are stored, to the nearest, ties to even, by operations on whole numbers that every processor has.
 """
 
@@ -22,7 +22,7 @@ INFINITY = 0x7F800000  # as the bits of a float32
 
 
 class Vector:
-    """Some numbers, or one, and the builder that writes what is done with them."""
+    """Several numbers, or one, and the builder that writes the operations on them."""
 
     def __init__(self, builder: Any, value: Any) -> None:
         self.builder, self.value = builder, value
@@ -40,7 +40,7 @@ class Vector:
         return Vector(self.builder, self.builder.fdiv(self.value, other.value))
 
     def like(self, number: float) -> Vector:
-        """A number that is known now, in each lane."""
+        """A compile-time constant in each lane."""
         kind = self.value.type
         known = [number] * kind.count if isinstance(kind, ir.VectorType) else number
         return Vector(self.builder, ir.Constant(kind, known))
@@ -56,7 +56,7 @@ class Vector:
         return self.builder.zext(flags, INT64)
 
     def shuffled(self, other: Vector, lanes: Sequence[int]) -> Vector:
-        """The numbers in some lanes; those of the other vector are counted on from the last of this one."""
+        """The numbers in some lanes; the lanes of the other vector are numbered after those of this one."""
         chosen = ir.Constant(ir.VectorType(INT32, len(lanes)), list(lanes))
         return Vector(self.builder, self.builder.shuffle_vector(self.value, other.value, chosen))
 
@@ -78,7 +78,7 @@ def computed_as(kind: int) -> int:
 
 
 def number_type(kind: int) -> Any:
-    """The type of the numbers that are computed with."""
+    """The type of the computation."""
     return ir.DoubleType() if kind == FLOAT64 else ir.FloatType()
 
 

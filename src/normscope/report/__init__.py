@@ -1,1 +1,1 @@
-"""Results as people read them: tables, pictures, files."""
+"""Results for human readers: tables, pictures, pages."""

@@ -1,7 +1,7 @@
-"""The figures of the page of an inspection, as plotly reads them: across depth, and of the norm that is chosen.
+"""The figures of an inspection's page in plotly's format: across depth, and of the selected norm.
 
-Those of the chosen norm are one pattern each (the ellipsoid as a unit ball with its three axes), which the page
-stretches to the norm that the reader chooses: so the file holds a surface once, not once per norm.
+Those of the selected norm are one pattern each (the ellipsoid as a unit ball with its three axes), which the page
+scales to the selected norm: so the file holds a surface once, not once per norm.
 """
 
 from collections.abc import Callable, Sequence
@@ -145,7 +145,7 @@ def _across_depth(
 
 
 def _families(norms: Sequence[NormGeometry]) -> dict[str, list[int]]:
-    """Positions of the norms by family, no more families than colours; those that are one of a kind stand together."""
+    """Positions of the norms by family, no more families than colours; families of one norm are put together."""
     members: dict[str, list[int]] = {}
     for index, norm in enumerate(norms):
         members.setdefault(family(norm.name), []).append(index)
@@ -206,7 +206,7 @@ def _transparent(colour: str, alpha: float) -> str:
 
 
 def patterns() -> dict[str, Figure]:
-    """The figures of the chosen norm, to be filled in by the page."""
+    """The figures of the selected norm, to be filled in by the page."""
     return {"ellipsoid": _ellipsoid_pattern(), "lengths": _lengths_pattern(), "gains": _gains_pattern()}
 
 

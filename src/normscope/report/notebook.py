@@ -1,4 +1,4 @@
-"""A result as a notebook shows it: plain HTML tables, made from what its type says about its columns."""
+"""A result in a notebook: plain HTML tables, made from the columns that its type describes."""
 
 from html import escape
 

@@ -1,6 +1,6 @@
 """An inspection as one HTML file that needs no network: words, a table that sorts, and figures.
 
-Names from a checkpoint are somebody else's text. They are escaped where they become HTML, where they become JSON inside
+Names from a checkpoint are untrusted text. They are escaped where they become HTML, where they become JSON inside
 a script element, and where plotly would read markup in them.
 """
 
@@ -17,8 +17,8 @@ from normscope.results.describe import Shown, tables_of
 from normscope.results.inspection import Channel, Inspection, Landing, NormGeometry
 from normscope.rules.inspection import KINDS, UNBOUNDED, headline
 
-SAME_SCALE_UP_TO = 12.0  # longest over third axis, beyond which true proportions would show a needle
-NAMED = 16  # dead channels that are named
+SAME_SCALE_UP_TO = 12.0  # longest over third axis; beyond it, true proportions would show a needle
+NAMED = 16  # dead channels listed
 
 
 def render(inspection: Inspection) -> str:
@@ -44,11 +44,11 @@ def render(inspection: Inspection) -> str:
         style=_part("page.css"),
         script=_part("page.js"),
     )
-    return page.encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair in a name could not be written
+    return page.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate in a name can't be encoded
 
 
 def script_json(value: Any) -> str:
-    r"""JSON that can stand inside a script element, whatever the strings in it say; NaN and infinity become null.
+    r"""JSON that is safe inside a script element, with any strings in it; NaN and infinity become null.
 
     >>> script_json({"</script>": float("inf")})
     '{"\\u003c/script\\u003e":null}'
@@ -60,7 +60,7 @@ def script_json(value: Any) -> str:
 
 
 def _rows(shown: Shown) -> list[list[tuple[str, str | None]]]:
-    """What every cell shows, and what it sorts by: nothing where there is no value."""
+    """The text of every cell, and its sort key: None where there is no value."""
 
     def sorts_by(value: Any, numeric: bool, cell: str) -> str | None:
         if value is None or value == ():
@@ -74,7 +74,7 @@ def _rows(shown: Shown) -> list[list[tuple[str, str | None]]]:
 
 
 def _details(norm: NormGeometry) -> dict[str, Any]:
-    """What the page shows of a norm when it is chosen."""
+    """What the page shows about the selected norm."""
     details: dict[str, Any] = {"name": norm.name, "facts": _facts(norm), "note": _note(norm)}
     details |= {"longest": None, "labels": None, "points": None, "proportional": True, "lengths": None, "gains": None}
     lengths = _lengths(norm)

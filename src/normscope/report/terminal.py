@@ -1,4 +1,4 @@
-"""A result as a terminal shows it, and as CSV: made from what its type says about its columns."""
+"""A result on a terminal, and as CSV: made from the columns that its type describes."""
 
 import csv
 import io
@@ -12,13 +12,13 @@ from rich.text import Text
 from normscope.results.describe import Shown, tables_of
 from normscope.results.result import Result
 
-WIDTH = 100  # columns, where the output is no terminal
-WIDEST = 40  # characters of a text before it is folded, where a table has all columns
+WIDTH = 100  # columns, where the output is not a terminal
+WIDEST = 40  # characters of a text before it is wrapped, where a table has all columns
 BETWEEN = 2  # characters between two columns
 
 
 def as_text(result: Result, *, everything: bool = False) -> str:
-    """What `print(result)` gives."""
+    """The text of `print(result)`."""
     console = Console(width=WIDTH, file=io.StringIO())
     show(result, console, everything=everything)
     assert isinstance(console.file, io.StringIO)
@@ -26,7 +26,7 @@ def as_text(result: Result, *, everything: bool = False) -> str:
 
 
 def show(result: Result, console: Console, *, everything: bool = False) -> None:
-    """Tables with the columns that matter, or with all; then the sentences on what stands out."""
+    """Tables with the main columns, or with all; then the remarks."""
     for shown in tables_of(result, brief=not everything):
         for part in _parts(shown, console.width if everything else None):
             console.print(part)
@@ -35,7 +35,7 @@ def show(result: Result, console: Console, *, everything: bool = False) -> None:
 
 
 def as_csv(result: Result) -> str:
-    """The first table of a result, with all its columns; a value that is no number or text as the terminal shows it."""
+    """The first table of a result, with all its columns; other values than numbers and text as on the terminal."""
     shown = next(iter(tables_of(result, brief=False)), None)
     if shown is None:
         return ""
@@ -48,7 +48,7 @@ def as_csv(result: Result) -> str:
 
 
 def printable(text: str) -> str:
-    """One line that can't move the cursor or change colours, whatever names of files or tensors are in it.
+    """One line without control characters, so that names in it can't move the cursor or change colours.
 
     >>> printable("a\\x1b[2Jb")
     'a�[2Jb'
@@ -57,7 +57,7 @@ def printable(text: str) -> str:
 
 
 def _parts(shown: Shown, width: int | None) -> list[RenderableType]:
-    """One table; if all columns are shown, in as many tables as this width needs, with what the columns mean."""
+    """One table; with all columns, split into as many tables as this width needs, with the meanings of the columns."""
     if not shown.values:
         return [Text(shown.table.empty)] if shown.table.empty else []
     rows = shown.cells[: shown.table.most] if width is None else shown.cells
@@ -82,7 +82,7 @@ def _parts(shown: Shown, width: int | None) -> list[RenderableType]:
 
 
 def _width(shown: Shown, rows: list[list[str]], place: int) -> int:
-    """Of a column, so that neither its cells nor a word of its heading is cut; long texts are folded."""
+    """The width of a column, so that neither its cells nor a word of its heading is cut; long texts are wrapped."""
     widest = max(len(text) for text in (*shown.columns[place].heading.split(), *(row[place] for row in rows)))
     return widest if shown.numeric[place] else min(widest, WIDEST)
 

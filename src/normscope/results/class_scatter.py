@@ -11,7 +11,7 @@ from normscope.results.result import Result
 class NormScatter:
     """How samples are scattered as a norm reads them and as it writes them; None where all of them coincide.
 
-    LSSR is None as well where it is trivially 0, whatever the labels are: the inputs are too few for their rank.
+    LSSR is also None where it is trivially 0 for any labels: there are too few inputs for their rank.
     """
 
     name: Annotated[str, Column("norm", "Module path of the norm.", lambda name: name or "(the model)")]
@@ -38,7 +38,7 @@ class NormScatter:
     def change(
         self,
     ) -> Annotated[float | None, Column("change of LSSR", "LSSR after minus LSSR before.", "+.3g", brief=False)]:
-        """Below 0 where the norm helps; None where one of the two says nothing."""
+        """Below 0 where the norm helps; None where one of the two is None."""
         if self.lssr_before is None or self.lssr_after is None:
             return None
         return self.lssr_after - self.lssr_before

@@ -42,14 +42,14 @@ class Table:
     """On a field or property of a result that holds rows. In the texts, {0.model} stands for a field of the result."""
 
     title: str
-    empty: str = ""  # shown in place of a table without rows; nothing if this is empty
+    empty: str = ""  # shown instead of a table without rows
     most: int | None = None  # rows on a terminal and in a notebook; None: all
     brief: bool = True  # False: on a terminal only with --all
 
 
 @dataclass(frozen=True)
 class InRow:
-    """On a field of a row: the columns of its value stand in that row; if `brief` names some, only these are brief."""
+    """On a field of a row: the columns of its value join that row; if `brief` names some, only these are brief."""
 
     brief: tuple[str, ...] | None = None
 
@@ -73,7 +73,7 @@ class Shown:
 
 
 def members(owner: type) -> dict[str, Any]:
-    """What the JSON holds: the types of fields, then of properties, with their notes."""
+    """The members in the JSON: the types of fields, then of properties, with their notes."""
     hints = get_type_hints(owner, include_extras=True)
     for base in reversed(owner.__mro__):
         for name, value in vars(base).items():
@@ -90,7 +90,7 @@ def annotated(owner: type, kind: type) -> Iterator[tuple[str, Any, Any]]:
 
 
 def columns_of(row: type) -> Iterator[tuple[tuple[str, ...], Column, Any]]:
-    """Where in a row a column is, its note and its type, with the columns of what stands in the row."""
+    """The columns of a row, including those of nested values: attribute path, note and type."""
     for name, hint in members(row).items():
         for note in _notes(hint):
             if isinstance(note, Column):
@@ -102,7 +102,7 @@ def columns_of(row: type) -> Iterator[tuple[tuple[str, ...], Column, Any]]:
 
 
 def tables_of(result: Any, *, brief: bool) -> Iterator[Shown]:
-    """Every table of a result, brief columns first and only these if asked for; columns without values are left out."""
+    """Every table of a result, brief columns first, or only these; columns without values are left out."""
     for name, table, rows in annotated(type(result), Table):
         if brief and not table.brief:
             continue
@@ -142,7 +142,7 @@ def schema(hint: Any) -> dict[str, Any]:  # noqa: PLR0911  (a line for each kind
 
 
 def without_none(hint: Any) -> Any:
-    """The type of a value that is there.
+    """The type of a value that is not None.
 
     >>> without_none(float | None), without_none(int)
     (<class 'float'>, <class 'int'>)
@@ -153,7 +153,7 @@ def without_none(hint: Any) -> Any:
 
 
 def _is_number(kind: Any) -> bool:
-    """Numbers, and what stands for one, as the quantiles of a figure do."""
+    """Whether a type is a number, or is shown as one, such as quantiles."""
     return kind is not bool and hasattr(kind, "__float__")
 
 

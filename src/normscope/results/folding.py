@@ -1,4 +1,4 @@
-"""`normscope.fold`: what became of every norm of a model, and what shows that the folded model is the same function."""
+"""`normscope.fold`: what became of every norm of a model, and the proof that the folded model is the same function."""
 
 import os
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from normscope.results.result import Result, named
 from normscope.results.rows import path_text, several
 
 LARGEST_DIFFERENCE = 1e-9  # in float64, relative to the largest value of an output
-MORE_THAN_ROUNDING = 10  # times what rounding does to the original: stored weights may differ by that
+MORE_THAN_ROUNDING = 10  # times the rounding error of the original: tolerance for stored weights
 FOLDED: Final = "folded"
 AFTER_LOOKUP: Final = "after look-up"
 KEPT: Final = "kept"
@@ -81,10 +81,10 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Tie:
-    """A matrix that one module looks up and another multiplies with."""
+    """A matrix that one module uses for look-ups and another for a product."""
 
-    table: str  # the name of the tensor where it is looked up,
-    head: str  # and where it is multiplied with
+    table: str  # the name of the tensor in the module that looks it up
+    head: str  # and in the module that multiplies with it
     bytes: int
 
 
@@ -92,22 +92,22 @@ class Tie:
 class Certificate:
     """How far a folded model is from the original. Differences are relative to the largest value of an output.
 
-    The first three are between models that are run in float64 throughout, so that only their weights make a difference.
+    The first three compare models run in float64 throughout, so that only their weights differ.
     None where outputs are not finite, or can't be compared.
     """
 
-    inputs: str  # what both were run on
-    dtype: str  # in which the folded model is stored
-    rewrite_difference: float | None  # of the folded weights before they are rounded to this dtype,
-    written_difference: float | None  # of the folded weights as they are stored in it,
-    rounding_difference: float | None  # and of the original, its own weights rounded once more
+    inputs: str  # description of the inputs of both
+    dtype: str  # of the stored folded model
+    rewrite_difference: float | None  # of the folded weights before rounding to this dtype
+    written_difference: float | None  # of the folded weights as stored
+    rounding_difference: float | None  # of the original, with its own weights rounded once more
     read_back: bool  # whether the stored weights are those of the written file, read from disk
-    difference: float | None  # between folded and original model in this dtype,
-    original_error: float | None  # of rounding, of the original,
-    folded_error: float | None  # and of the folded model, both measured against the original in float64
-    argmax_agreement: float | None  # share of rows of the first output whose largest entry is in the same place
-    identities: int  # that were checked
-    broken: tuple[str, ...]  # of them, in words
+    difference: float | None  # between folded and original model in this dtype
+    original_error: float | None  # rounding error of the original
+    folded_error: float | None  # and of the folded model, both against the original in float64
+    argmax_agreement: float | None  # share of rows of the first output with the same argmax
+    identities: int  # number checked
+    broken: tuple[str, ...]  # the failed ones, in words
 
     @property
     def holds(self) -> bool:
@@ -122,7 +122,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class FixedSize:
-    """An axis of an input of a program that takes the size of the example only."""
+    """An axis of a program's input that only takes the size of the example."""
 
     input: str
     axis: int
@@ -132,10 +132,10 @@ class FixedSize:
 
 @dataclass(frozen=True)
 class Program:
-    """What an exported program takes."""
+    """The inputs of an exported program."""
 
     inputs: dict[str, str]  # by name: the shape, such as "any × 8", "any × up to 64"
-    fixed: tuple[FixedSize, ...]  # axes of batch and length that are not any
+    fixed: tuple[FixedSize, ...]  # batch and length axes of fixed size
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -146,29 +146,27 @@ class Folding(Result, kind="folding", schema_version=3, remarked_by="normscope.r
     norms: Annotated[
         tuple[NormVerdict, ...], Table("Norms of {0.model}", empty="The model has no norm that could be folded.")
     ]
-    changed: tuple[str, ...]  # the tensors that have other values
+    changed: tuple[str, ...]  # the tensors with new values
     certificate: Certificate
-    tied: tuple[Tie, ...]  # tables that were left as they are because a head shares them
-    untied: tuple[Tie, ...]  # those whose head has a copy now
-    not_run: tuple[str, ...] = ()  # modules that the traced call does not use: nothing is known about them
-    rms: bool = False  # whether RMSNorm modules stand in place of its own
-    replaced: tuple[str, ...] = ()  # norms that are RMSNorm modules now
+    tied: tuple[Tie, ...]  # tables left unchanged because a head shares them
+    untied: tuple[Tie, ...]  # tables whose head now has a copy
+    not_run: tuple[str, ...] = ()  # modules that the traced call does not use: not covered
+    rms: bool = False  # whether norms were replaced by RMSNorm modules
+    replaced: tuple[str, ...] = ()  # norms that are now RMSNorm modules
     centred_look_ups: tuple[str, ...] = ()  # modules whose output loses its mean
-    unused_tensors: tuple[str, ...] = ()  # tensors of the checkpoint that the model does not use: not written
-    program: Program | None = None  # what the written program takes; None where none was written
-    module: Annotated[Any, NOT_IN_JSON] = field(default=None)  # the folded model; None in a result that was loaded
-    call: Annotated[Any, NOT_IN_JSON] = field(
-        default=None
-    )  # a rewrite.saved_model.TracedCall: what it was certified on
+    unused_tensors: tuple[str, ...] = ()  # tensors of the checkpoint skipped: unused by the model
+    program: Program | None = None  # inputs of the written program; None if none was written
+    module: Annotated[Any, NOT_IN_JSON] = field(default=None)  # the folded model; None in a loaded result
+    call: Annotated[Any, NOT_IN_JSON] = field(default=None)  # a rewrite.saved_model.TracedCall: the certified call
 
     @property
     def holds(self) -> bool:
-        """Whether the certificate says that both are the same function."""
+        """Whether the certificate holds: both are the same function."""
         return self.certificate.holds
 
     @property
     def reasons(self) -> Annotated[tuple[Reason, ...], Table("Kept")]:
-        """By what was kept and why: the norms of which it was."""
+        """The norms that keep a part, grouped by part and reason."""
         kept: dict[tuple[Literal["mean", "gain and bias"], str], list[str]] = {}
         for verdict in self.norms:
             if verdict.centring.what in (KEPT, AFTER_LOOKUP):
@@ -210,12 +208,12 @@ class Folding(Result, kind="folding", schema_version=3, remarked_by="normscope.r
         Parameters
         ----------
         path
-            The folder; it must not exist, whatever `force` says.
+            The folder; it must not exist, even with `force`.
 
         Raises
         ------
         NotCertifiedError
-            If the certificate does not hold, of the model or of the file read back from disk; nothing is written.
+            If the certificate of the model, or of the file read back from disk, does not hold; nothing is written.
         """
         named(SAVED_BY)(self, path)
 

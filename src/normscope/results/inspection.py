@@ -56,7 +56,7 @@ class Axes:
     shortest: Annotated[float, Column("shortest axis", "Shortest semi-axis, in units of the output.", ".4g")]
     anisotropy: Annotated[
         float | None, Column("longest / shortest", "Longest over shortest semi-axis.", ".4g", brief=False)
-    ]  # None where it is beyond all floats, as is raw_anisotropy
+    ]  # None on overflow, like raw_anisotropy
     effective: Annotated[
         float,
         Column("effective axes", "How many axes carry the spread: the participation ratio (Σℓ²)²/Σℓ⁴.", ".4g"),
@@ -74,7 +74,7 @@ class Axes:
 
 @dataclass(frozen=True)
 class GroupFactor:
-    """By what factor a norm would bend more in this number of groups: H with them over H as it is, all else equal."""
+    """The factor by which H would change with this number of groups, all else equal."""
 
     groups: int
     factor: Spread
@@ -82,10 +82,10 @@ class GroupFactor:
 
 @dataclass(frozen=True)
 class AffineFit:
-    """What an affine map of the input, fitted on half of the inputs, leaves of the output's variance on the others."""
+    """The share of the output's variance that an affine map, fitted on half of the inputs, leaves on the others."""
 
     fit: Literal["full", "frozen scale"]  # the best affine map, or the norm with one number in place of its divisor
-    unexplained: float  # share of the variance over the held-out inputs; a measurement, and no bound
+    unexplained: float  # share of the variance over the held-out inputs; a measurement, not a bound
     fitted: int  # inputs
     held_out: int
 
@@ -187,13 +187,13 @@ def short_names(names: tuple[str, ...]) -> str:
 class NormGeometry:
     """One norm: what was found, then the set that its outputs fill.
 
-    `dimension` and `gains` are None of an unknown norm; `axes` is None where the set is unbounded or a point; `landing`
-    is None unless the model was run; `reads` and `read_by` are None where only weights are at hand.
+    `dimension` and `gains` are None for an unknown norm; `axes` is None if the set is unbounded or a point; `landing`
+    is None unless the model was run; `reads` and `read_by` are None where only weights are available.
     """
 
     found: Annotated[FoundNorm, InRow(brief=("name", "kind"))]
     dimension: Annotated[int | None, Column("dimensions", "Dimension of the set that the outputs fill.")] = None
-    raw_dimension: int | None = None  # as if no gain were dead but those that are exactly zero
+    raw_dimension: int | None = None  # counting only exact zeros as dead gains
     gains: Annotated[Gains | None, IN_ROW] = None
     axes: Annotated[Axes | None, IN_ROW] = None
     landing: Annotated[Landing | None, IN_ROW] = None
@@ -222,15 +222,15 @@ class Inspection(
     """The geometry of every norm of a model, in the order in which the model holds them."""
 
     model: str
-    placement: Literal["pre-norm", "post-norm", "both"] | None  # None when only weights are at hand
+    placement: Literal["pre-norm", "post-norm", "both"] | None  # None where only weights are available
     tied_embeddings: bool | None
     qk_norm: bool
     parameters: int | None
     norm_parameters: int
     norms: Annotated[tuple[NormGeometry, ...], Table("Norms of {0.model}")]
-    untraced: str | None = None  # why the model was not traced; then calls of functions were not looked for
-    text: str | None = None  # the text that was run, in words
-    notes: tuple[str, ...] = ()  # what of the model's config.json could not be followed
+    untraced: str | None = None  # why the model was not traced; then function calls were not searched
+    text: str | None = None  # description of the text that was run
+    notes: tuple[str, ...] = ()  # what in the model's config.json is not supported
 
     def __repr__(self) -> str:
         kinds = [norm.kind for norm in self.norms]

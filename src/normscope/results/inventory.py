@@ -35,10 +35,10 @@ class Gate:
 class FoundNorm:
     """A normalization layer of a model.
 
-    It is of kind "unknown", and `problem` says which check failed, where the layer fits no member of the family as the
+    Its kind is "unknown", and `problem` says which check failed, if the layer fits no member of the family as the
     model calls it. `assumed` names what could not be observed (a checkpoint without its architecture shows gains, but
-    neither kind nor eps). `unchecked` says why its calls in the model could not be looked at; then nothing that holds
-    for all inputs may be said about its outputs.
+    neither kind nor eps). `unchecked` says why its calls in the model could not be checked; then no claim about its
+    outputs holds for all inputs.
     """
 
     name: Annotated[
@@ -50,7 +50,7 @@ class FoundNorm:
         ),
     ]
     kind: Annotated[Kind, Column("kind", "Which member of the family it is.")]
-    # 0 channels: only its use shows how many.
+    # 0 channels: only known in use.
     size: Annotated[int, Column("channels", "How many channels it has.", lambda size: str(size or MISSING))]
     groups: Annotated[
         int | None, Column("groups", "Groups of channels that are normalized separately.", brief=False)
@@ -99,7 +99,7 @@ class FoundNorm:
 
     @cached_property
     def norm(self) -> Norm | None:
-        """What it computes; None of an unknown norm. A file without one of its values is refused here."""
+        """The norm it computes; None for an unknown norm. A file that lacks one of its values is refused here."""
         if self.kind == "unknown":
             return None
         return Norm(
@@ -117,7 +117,7 @@ class FoundNorm:
         if self.kind == "unknown":
             return self.problem
         if self.gate is not None and self.gate.place == "after":
-            return f"its output is {self.gate}, which the gate takes out of the norm's ellipsoid"
+            return f"its output is {self.gate}, which the gate moves out of the norm's ellipsoid"
         return None if self.unchecked is None else f"its call in the model was not checked: {self.unchecked}"
 
 
@@ -126,9 +126,9 @@ class Inventory(Result, Mapping[str, FoundNorm], kind="inventory", remarked_by="
     """The normalization layers of a model by name, in the order in which the model holds them.
 
     `module` is the model itself, or its architecture without weights (on the meta device); None where only tensors are
-    at hand, and then `tied_embeddings` is None too. `graph` is one traced call of it; where there is none, `untraced`
-    says why, and then calls of norm functions, which no module holds, were not looked for. `notes` are sentences on
-    what of the model's config.json could not be followed. A file holds neither module nor graph.
+    available, and then `tied_embeddings` is None too. `graph` is one traced call of it; where there is none, `untraced`
+    says why, and then calls of norm functions outside norm modules were not searched. `notes` are sentences on
+    what in the model's config.json is not supported. A file holds neither module nor graph.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""`normscope.keys`: which keys of a text no query can select, and how near heads come to equal attention."""
+"""`normscope.keys`: which keys of a text no query can select, and how close heads come to equal attention."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -17,12 +17,12 @@ from normscope.results.selection import CertifiedKeys
 At = Literal["input", "output", "heads"]
 Queries = Literal["any", "reachable"]
 Rivals = Literal["all", "causal"]
-TOKENS = 3  # named of a layer
-LONGEST = 24  # characters of one
+TOKENS = 3  # listed per layer
+LONGEST = 24  # characters of a token
 
 
 def percent(share: float) -> str:
-    """A share as a reader wants it, never 0% where it is not zero.
+    """A share in percent, never 0% unless it is zero.
 
     >>> percent(0.0), percent(0.000042), percent(0.1234)
     ('0%', '0.0042%', '12.3%')
@@ -88,10 +88,10 @@ class LayerKeys:
 
 @dataclass(frozen=True)
 class EqualAttention:
-    """How near a head can come to scoring all keys alike, and how near it comes; q* is the query that comes nearest.
+    """How close a head can come to scoring all keys equally, and how close it comes; q* is the closest query.
 
-    A spread is the standard deviation of scores over the keys of a sequence, by a query of unit length, over the median
-    of the same for the real queries; of several sequences, the median. None where a figure is not available.
+    A spread is the standard deviation of scores over the keys of a sequence for a query of unit length, over the median
+    of the same for the real queries; with several sequences, the median. None where a figure is not available.
     """
 
     layer: Annotated[str, Column("layer", "The attention layer.")]
@@ -170,13 +170,13 @@ class KeySelection(
     plotted_by="normscope.report.key_shares:keys_picture",
     remarked_by="normscope.rules.key_selection:remarks",
 ):
-    """Which keys of a text no query can select, and how near heads come to equal attention.
+    """Which keys of a text no query can select, and how close heads come to equal attention.
 
     Counts are certified. The figures on equal attention are measured in float64 and have no certificate.
     """
 
     model: str
-    text: str | None  # what the model was run on, in words; None if inputs were given
+    text: str | None  # description of the text; None if inputs were given
     at: At
     queries: Queries  # reachable: those that the model can produce at the last position
     rivals: Rivals  # causal: each key against those up to its own position; else against all of its sequence
@@ -187,7 +187,7 @@ class KeySelection(
         tuple[EqualAttention, ...], Table("Queries nearest to equal attention, head by head", brief=False)
     ]
     not_covered: Annotated[tuple[NotCovered, ...], Table("Not covered")]
-    sets: tuple[KeySet, ...] = field(default=(), compare=False)  # what was certified; none unless that was kept
+    sets: tuple[KeySet, ...] = field(default=(), compare=False)  # certified keys; empty unless they were kept
     holds: bool = False
 
     @property
@@ -248,7 +248,7 @@ def tokens_of(places: Iterable[Place]) -> str:
 
 
 def _readable(text: str) -> str:
-    """A token in quotes, blanks and control characters made visible, shortened."""
+    """A token in quotes, shortened, with visible blanks and control characters."""
     return repr(text if len(text) <= LONGEST else f"{text[:LONGEST]}…")
 
 

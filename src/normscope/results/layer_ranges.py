@@ -1,4 +1,4 @@
-"""`normscope.ranges`: how far each output of a linear layer behind a norm can go."""
+"""`normscope.ranges`: the range of each output of a linear layer that reads a norm."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -8,13 +8,13 @@ from normscope.results.describe import IN_ROW, NOT_IN_JSON, Column, Table
 from normscope.results.result import Result
 from normscope.results.rows import NotCovered
 
-NEAR_ENOUGH = 1e-6  # relative gap between a bound and what its witness attains
+NEAR_ENOUGH = 1e-6  # relative gap between a bound and the output for its witness
 FLOAT16_MAX = 65504.0
 
 
 @dataclass(frozen=True)
 class Witness:
-    """An input of the norm that drives the worst output of a layer to its bound, as tried in float64."""
+    """An input of the norm that drives the worst output of a layer to its bound, run in float64."""
 
     attained: float  # the output of the model's own norm and layer
     gap: Annotated[
@@ -25,7 +25,7 @@ class Witness:
 
 @dataclass(frozen=True)
 class LayerRange:
-    """A linear layer that reads a norm; bounds are None where the norm does not scale, so that nothing bounds it."""
+    """A linear layer that reads a norm; bounds are None where the norm does not scale, so outputs are unbounded."""
 
     layer: Annotated[str, Column("layer", "The linear layer or, where its module does more than multiply, its matrix.")]
     weight: Annotated[str, Column("weight", "Its matrix.", brief=False)]
@@ -69,7 +69,7 @@ class LayerRanges(Result, kind="layer_ranges", schema_version=2):
 
     @property
     def holds(self) -> bool:
-        """Whether every witness came as near to its bound as it should."""
+        """Whether every witness comes within tolerance of its bound."""
         return all(layer.witness is None or layer.witness.gap <= NEAR_ENOUGH for layer in self.layers)
 
     def __repr__(self) -> str:

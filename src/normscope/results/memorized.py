@@ -57,14 +57,14 @@ class Memorized(
 ):
     """A network of LayerNorms of width 3 that gives samples their labels, with the samples; see `network`.
 
-    Exact weights are there where they have more bits than the module holds: the module then has them rounded.
+    Exact weights are stored if they have more bits than the module holds: the module then has them rounded.
     """
 
-    file: str | None  # of the samples; None if they were given as arrays
+    file: str | None  # of the samples; None if they came as arrays
     label_column: str | None
     eps: float  # of the LayerNorms
     label_type: str  # numpy's dtype of the labels
-    bits: int  # of precision that were enough to show every sample right
+    bits: int  # precision that was enough to certify every sample
     classes: Annotated[tuple[MemorizedClass, ...], Table("{0.title}", most=20)]
     stages: Annotated[tuple[Stage, ...], Table("Labels along the line")]
     first: Array = field(
@@ -131,7 +131,7 @@ class Memorized(
 
     @cached_property
     def label_array(self) -> NDArray[Any]:
-        """The labels of the classes as they were given, of the same dtype and to the last digit, ascending."""
+        """The labels of the classes exactly as given, with their dtype, ascending."""
         labels = [each.label for each in self.classes]
         try:
             found = np.array(labels, self.label_type if re.fullmatch(DTYPE, self.label_type) else None)
@@ -145,7 +145,7 @@ class Memorized(
 
     @cached_property
     def labels(self) -> NDArray[Any]:
-        """The label of each sample, as it was given."""
+        """The label of each sample, as given."""
         found: NDArray[Any] = self.label_array[self.label_numbers]
         return found
 
@@ -156,7 +156,7 @@ class Memorized(
 
     @cached_property
     def journey(self) -> Floats:
-        """Where samples are on a line from 0 to 1 after each LayerNorm, (depth + 1, samples), in exact arithmetic."""
+        """Places of samples on a line from 0 to 1 after each LayerNorm, (depth + 1, samples), in exact arithmetic."""
         network = self.exact_network or StoredNetwork(self.layers, self.eps)
         assert self.samples is not None
         return np.stack([places for _, places, _ in journey(network, self.samples.astype(np.float64), self.bits)])
@@ -178,7 +178,7 @@ class Memorized(
 
     @property
     def dtype(self) -> str:
-        """Of the module."""
+        """Data type of the module."""
         return str(self.layers[0].dtype)
 
     @property
@@ -198,12 +198,12 @@ class Memorized(
 
     @property
     def float_right(self) -> int:
-        """Samples that are right in the module's own type."""
+        """Samples that are right in the module's own dtype."""
         return sum(each.float_right for each in self.classes)
 
     @property
     def margin(self) -> float | None:
-        """No right score leads by less, in exact arithmetic."""
+        """The smallest lead of a right score, in exact arithmetic."""
         return min((each.margin for each in self.classes if each.margin is not None), default=None)
 
     @property
@@ -218,7 +218,7 @@ class Memorized(
 
     @property
     def paper_depth(self) -> int:
-        """LayerNorms that projection merge needs at most: samples − classes, m − 2 for two classes."""
+        """The most LayerNorms that projection merge needs: samples − classes, m − 2 for two classes."""
         return self.count - len(self.classes)
 
     @property
@@ -231,12 +231,12 @@ class Memorized(
 
     @property
     def holds(self) -> bool:
-        """Whether exact arithmetic shows every sample to be right."""
+        """Whether exact arithmetic proves every sample right."""
         return self.certified == self.count
 
     @cached_property
     def title(self) -> str:
-        """Of the table."""
+        """Title of the table."""
         file = "" if self.file is None else f" of {self.file}"
         column = "" if self.label_column is None else f" of {self.label_column}"
         return f"{self.count:,} samples{file}, {len(self.classes)} classes{column}"

@@ -1,7 +1,7 @@
-"""What all results share: one line, one table, one dictionary, one file.
+"""What all results share: a repr, tables, a dictionary, a file.
 
 A file is in safetensors format. Its metadata has `format` ("normscope result 1") and `result`, which is what `to_dict`
-gives and `--json` prints; its tensors are the arrays of the result, named by their place in it.
+returns and `--json` prints; its tensors are the arrays of the result, named by their path in it.
 """
 
 import json
@@ -27,10 +27,10 @@ _TYPES: dict[str, type["Result"]] = {}
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """The base of all results. `kind` is also the name of the file that a type lives in.
+    """Base class of all results. `kind` is also the name of the file that defines the type.
 
-    The strings name a function as "module:function", which is imported when it is needed: `checked_by` takes the result
-    and checks its certificates, `plotted_by` draws it, `remarked_by` gives sentences on what stands out in it.
+    The strings name a function as "module:function", which is imported when needed: `checked_by` takes the result
+    and checks its certificates, `plotted_by` draws it, `remarked_by` returns sentences on what stands out in it.
     """
 
     kind: ClassVar[str]
@@ -58,7 +58,7 @@ class Result:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """What `--json` prints, as `json_schema` describes it."""
+        """The result as plain values: what `--json` prints and `json_schema` describes."""
         return {"type": self.kind, "schema_version": self.schema_version, **_plain(self)}
 
     @classmethod
@@ -77,20 +77,20 @@ class Result:
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
         """Write the result, arrays included, to a .safetensors file; one that exists is replaced only by force."""
-        from normscope.files import require_writable, write_whole
+        from normscope.files import require_writable, write_atomically
 
         target = Path(path)
         require_writable(target, force=force, endings=ENDINGS)
-        write_whole(self.to_bytes(), target)
+        write_atomically(self.to_bytes(), target)
 
     def to_bytes(self) -> bytes:
-        """What `save` writes: the same bytes for the same result."""
+        """The bytes that `save` writes: the same for the same result."""
         from safetensors.numpy import save
 
         text = json.dumps(self.to_dict(), allow_nan=False)
         content = save(dict(_arrays(self, self.kind)))
         size = int.from_bytes(content[:8], "little")
-        # The metadata are written here: the library would put them in an order that differs from run to run.
+        # Metadata is written here: the library's order would differ from run to run.
         parts = {"__metadata__": {"format": FORMAT, "result": text}, **json.loads(content[8 : 8 + size])}
         header = json.dumps(parts, separators=(",", ":")).encode()
         header += b" " * (-len(header) % 8)
@@ -129,24 +129,31 @@ def named(place: str) -> Any:
 
 
 def load(path: str | os.PathLike[str]) -> Result:
-    """A result that was saved, as it was, without live modules.
+    """Load a saved result, without live modules.
 
     Parameters
     ----------
     path
-        What `save`, or a command with -o, wrote: a file, or the folder of a folded model.
+        A file written by `save` or by a command with -o, or the folder of a folded model.
 
     Returns
     -------
     Result
-        Of the type that was saved. Certificates in it are not checked: `normscope.verify` does that.
+        A result of the saved type. Its certificates are not checked: `normscope.verify` does that.
+
+    >>> import tempfile
+    >>> import normscope as ns
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     ns.selectable([[0.0], [1.0], [3.0]]).save(f"{folder}/keys.safetensors")
+    ...     ns.load(f"{folder}/keys.safetensors")
+    Selection(3 keys of 1 channels: 2 selectable, 1 never selected)
     """
     place = Path(path)
     return _load_folder(place) if place.is_dir() else load_bytes(place.read_bytes(), str(path))
 
 
 def load_bytes(content: bytes, name: str) -> Result:
-    """The same for what a file of that name holds."""
+    """The result in the content of a file of that name."""
     from safetensors import SafetensorError
     from safetensors.numpy import load as arrays_in
 
@@ -155,7 +162,7 @@ def load_bytes(content: bytes, name: str) -> Result:
         header = json.loads(content[8 : 8 + size]) if 0 < size <= len(content) - 8 else {}
         notes = header.get("__metadata__", {}) if isinstance(header, dict) else {}
         if not isinstance(notes, dict) or notes.get("format") != FORMAT:
-            raise InputError(f"{name} must be a result that was saved by normscope, and is none")
+            raise InputError(f"{name} must be a result saved by normscope, but is not")
         payload = json.loads(notes["result"])
         arrays = arrays_in(content)
     except (SafetensorError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
@@ -167,7 +174,7 @@ def load_bytes(content: bytes, name: str) -> Result:
 
 
 def _load_folder(folder: Path) -> Result:
-    """The result that lies as JSON beside the weights of a model."""
+    """The result stored as JSON beside the weights of a model."""
     file = folder / FOLDER_FILE
     try:
         return _from_payload(json.loads(file.read_bytes()), {})
@@ -176,7 +183,7 @@ def _load_folder(folder: Path) -> Result:
 
 
 def type_named(kind: str) -> type[Result]:
-    """The type of a kind: registered by then, or in a file of that name in one of the packages of results."""
+    """The type of a kind: already registered, or in a file of that name in one of the packages of results."""
     if kind not in _TYPES and re.fullmatch(r"[a-z][a-z_]*", kind):
         packages = ["normscope.results", *(entry.value for entry in entry_points(group=PACKAGES))]
         for package in dict.fromkeys(packages):
@@ -192,7 +199,7 @@ def type_named(kind: str) -> type[Result]:
 
 def _from_payload(payload: Any, arrays: dict[str, Any]) -> Result:
     if not isinstance(payload, dict) or not isinstance(payload.get("type"), str):
-        raise InputError("it does not say of which type it is")
+        raise InputError("it has no type")
     kind = type_named(payload["type"])
     if payload.get("schema_version") != kind.schema_version:
         raise InputError(
@@ -202,17 +209,17 @@ def _from_payload(payload: Any, arrays: dict[str, Any]) -> Result:
     left = dict(arrays)
     result: Result = _built(kind, payload, left, kind.kind)
     if left:
-        raise InputError(f"array {quoted(next(iter(left)))} is no part of a {kind.kind}")
-    if result.to_dict() != payload:  # what follows from the fields must be what the file says
+        raise InputError(f"array {quoted(next(iter(left)))} is not part of a {kind.kind}")
+    if result.to_dict() != payload:  # derived values must agree with the file
         said = {name for name, value in result.to_dict().items() if payload.get(name) != value} | (
             payload.keys() - result.to_dict().keys()
         )
-        raise InputError(f"{quoted(min(said, default='a value'))} is not what follows from the rest of the file")
+        raise InputError(f"{quoted(min(said, default='a value'))} does not follow from the rest of the file")
     return result
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it."""
+    """A value in JSON types."""
     if is_dataclass(value) and not isinstance(value, type):
         return {name: _plain(getattr(value, name)) for name in members(type(value))}
     if isinstance(value, dict):
@@ -221,7 +228,7 @@ def _plain(value: Any) -> Any:
 
 
 def _built(hint: Any, value: Any, arrays: dict[str, Any], path: str) -> Any:  # noqa: PLR0911
-    """A value of this type from what JSON has of it; arrays that belong to it are taken out of `arrays`."""
+    """A value of this type from its JSON form; its arrays are taken out of `arrays`."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         left_out = NOT_IN_JSON in hint.__metadata__
@@ -244,7 +251,7 @@ def _built(hint: Any, value: Any, arrays: dict[str, Any], path: str) -> Any:  # 
 
 
 def _from_arrays(hint: Any, arrays: dict[str, Any], path: str) -> Any:
-    """What is not in the JSON: an array, or a dataclass of arrays; None where the file has none of it."""
+    """A value that is not in the JSON: an array, or a dataclass of arrays; None if the file has none of it."""
     kind = without_none(hint)
     if not (isinstance(kind, type) and is_dataclass(kind)):
         return arrays.pop(path, None)
@@ -277,7 +284,7 @@ def _built_dataclass(hint: type, value: dict[str, Any], arrays: dict[str, Any], 
 
 
 def _arrays(value: Any, path: str) -> list[tuple[str, Any]]:
-    """All arrays in a value, by their place."""
+    """All arrays in a value, by their path."""
     import numpy as np
 
     if isinstance(value, np.ndarray):

@@ -8,7 +8,7 @@ from normscope.results.describe import Column
 
 @dataclass(frozen=True)
 class NotCovered:
-    """A layer that is left out."""
+    """A layer that is not covered."""
 
     layer: Annotated[str, Column("layer", "What is left out.")]
     reason: Annotated[str, Column("because it", "Why nothing is said about it.")]

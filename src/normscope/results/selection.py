@@ -16,14 +16,14 @@ from normscope.results.result import Result
 class CertifiedKeys:
     """Keys with a certificate for each: a query, or weights of others, as `normscope.certificates` describes them.
 
-    Arrays that do not fit each other are refused, so that whatever was loaded can be read.
+    Inconsistent arrays are refused, so that a loaded result can always be read.
     """
 
     keys: Annotated[Floats, NOT_IN_JSON]  # (..., n, d)
     bias: Annotated[Floats | None, NOT_IN_JSON]  # (..., n)
     near_ties: Annotated[
         Bools, NOT_IN_JSON
-    ]  # (..., n): a relative change of 1e-8 may change the verdict; open keys too
+    ]  # (..., n): a relative change of 1e-8 may change the verdict; includes open keys
     query_keys: Annotated[Ints, NOT_IN_JSON]
     queries: Annotated[Floats, NOT_IN_JSON]
     margins: Annotated[Floats, NOT_IN_JSON]
@@ -56,7 +56,7 @@ class CertifiedKeys:
 
     @cached_property
     def open(self) -> Bools:
-        """(..., n): keys of which nothing could be shown. Their mask is False, and they count as near ties."""
+        """(..., n): keys without a certificate. Their mask is False, and they count as near ties."""
         found = ~self.mask
         found.reshape(-1)[self.weight_keys] = False
         return found
@@ -64,7 +64,7 @@ class CertifiedKeys:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many keys are what, over all sets of a batch."""
+    """How many keys have each verdict, over all sets of a batch."""
 
     keys: Annotated[int, Column("keys", "All keys.", ",")]
     selectable: Annotated[int, Column("selectable", "Some query scores the key above all others.", ",")]
@@ -85,9 +85,9 @@ class Selection(CertifiedKeys, Result, kind="selection", checked_by="normscope.c
 
     @property
     def holds(self) -> Annotated[bool, NOT_IN_JSON]:
-        """Whether every certificate is right, from the keys alone; one that rounding decides only for a near tie.
+        """Whether every certificate is right, from the keys alone; rounding may decide only for a near tie.
 
-        The checker imports nothing of the solver. The solver has used parts of it before, to drop what would not hold.
+        The checker imports nothing from the solver. The solver uses parts of the checker to drop what would not hold.
         """
         return self._holds
 

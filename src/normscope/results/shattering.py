@@ -38,17 +38,17 @@ class Shattering(
 ):
     """Points, and for each certified labelling of them a network of the given depth; see `network`."""
 
-    depth: int  # LayerNorms of every network
-    seed: int | None  # of an unfinished search, which is needed to resume it; None where every labelling has a network
+    depth: int  # number of LayerNorms in every network
+    seed: int | None  # of an unfinished search, needed to resume it; None if every labelling has a network
     points: tuple[float, ...]  # ascending
-    bits: int  # of precision that were enough for all certificates
+    bits: int  # precision that was enough for all certificates
     by_runs: Annotated[tuple[Runs, ...], Table("{0.title}")]
     numbers: Array = field(
         default=None, repr=False, compare=False
     )  # (2^(points − 1), 6·depth + 3): a row for each labelling that gives the last point 0
     tried: Array = field(
         default=None, repr=False, compare=False
-    )  # how often a network was sought for each; None where every labelling has one
+    )  # number of attempts for each; None if every labelling has a network
     seconds: Annotated[float | None, NOT_IN_JSON] = field(default=None, compare=False)  # CPU time; not saved
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class Shattering(
         if self.tried is not None and (self.tried.shape != shape[:1] or self.tried.dtype != np.int64):
             raise InputError(f"tried must be int64 of shape {shape[:1]}")
         if not (self.shatters == (self.seed is None) == (self.tried is None)):
-            raise InputError("there must be a seed and tried while networks are missing, and only then")
+            raise InputError("seed and tried must be there if, and only if, networks are missing")
         if self.seed is not None and self.seed < 0:
             raise InputError(f"seed must be 0 or more, got {quoted(self.seed)}")
 
@@ -80,7 +80,7 @@ class Shattering(
 
     @property
     def certified(self) -> int:
-        """Labellings that are realised, shown in exact arithmetic; floats are right as well."""
+        """Labellings proven to be realised in exact arithmetic; floats are right as well."""
         return sum(row.certified for row in self.by_runs)
 
     @property
@@ -91,17 +91,17 @@ class Shattering(
 
     @property
     def margin(self) -> float | None:
-        """No right score of any network leads by less."""
+        """The smallest lead of a right score of any network."""
         return min((row.margin for row in self.by_runs if row.margin is not None), default=None)
 
     @property
     def promised(self) -> int:
-        """Points that the paper shows to be shattered."""
+        """Number of points that the paper proves to be shattered."""
         return self.depth + 2
 
     @property
     def bound(self) -> int:
-        """Points of a line beyond which no network of this depth shatters."""
+        """The most points of a line that a network of this depth can shatter."""
         return int(2**self.depth + 1)
 
     @property
@@ -113,7 +113,7 @@ class Shattering(
 
     @property
     def holds(self) -> bool:
-        """Whether every network that is kept was certified; that all labellings have one is `shatters`."""
+        """Whether every stored network was certified; `shatters` says whether all labellings have one."""
         assert self.numbers is not None
         return self.certified == 2 * int(self.numbers.any(axis=1).sum())
 
@@ -128,7 +128,7 @@ class Shattering(
         Returns
         -------
         nn.Sequential
-            It takes points as a column, (n, 1), in float64; its second score is the higher one where the label is 1.
+            It takes points as a column, (n, 1), in float64; its second score is higher where the label is 1.
         """
         given = np.asarray(labels)
         if given.shape != (len(self.points),) or not np.isin(given, (0, 1)).all():
@@ -137,12 +137,12 @@ class Shattering(
         labelling = int((given.astype(np.int64) != last) @ (1 << np.arange(len(given))))
         assert self.numbers is not None
         if not self.numbers[labelling].any():
-            raise InputError("labels must be certified to have a network, but none was found for these")
+            raise InputError("labels must have a certified network, but none was found for these")
         return named("normscope.capacity.labellings:network_of")(self.numbers[labelling], exchanged=bool(last))
 
     @cached_property
     def title(self) -> str:
-        """Of the table."""
+        """Title of the table."""
         return f"{len(self.points)} points, depth {self.depth}"
 
     def __repr__(self) -> str:

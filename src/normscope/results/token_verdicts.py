@@ -17,7 +17,7 @@ LONGEST = 24  # characters of a token in a table
 
 
 def readable(text: str) -> str:
-    """A token in quotes, blanks and control characters made visible, cut to fit.
+    """A token in quotes, cut to fit, with visible blanks and control characters.
 
     >>> print(readable(" the"), readable("\\x1b[2J"), readable("\\u202e"))
     ' the' '\\x1b[2J' '\\u202e'
@@ -57,12 +57,12 @@ class TokenVerdicts(
 ):
     """Which tokens can ever be the argmax: for any hidden vector, and for outputs of the last norm."""
 
-    reread_by: ClassVar[str] = "normscope.studies.vocab:read_again"  # reads the model, which the file does not hold
+    reread_by: ClassVar[str] = "normscope.studies.vocab:read_again"  # reads the model, which is not in the file
 
     model: str
     path: str | None  # of the model, to read it again; "the demo model"; None for a module
-    dtype: str | None  # that it was loaded in; None: float32, or what the module or file has
-    unembedding: str  # the module, or the tensor where only tensors are at hand
+    dtype: str | None  # it was loaded in; None: float32, or that of the module or file
+    unembedding: str  # the module, or the tensor where only tensors are available
     norm: str | None  # whose output it reads; None if that is not a norm
     norm_kind: str | None
     through: tuple[str, ...]  # linear layers between them
@@ -72,7 +72,7 @@ class TokenVerdicts(
     channels: int
     assumed: tuple[str, ...]  # what could not be observed
     reachable_set: str | None  # which set of hidden vectors counts as reachable
-    not_asked: str | None  # why nothing is said about reachable vectors
+    not_asked: str | None  # why there are no verdicts for reachable vectors
     sha256: str  # of the table that verdicts are about
     counts: Annotated[tuple[VerdictCounts, ...], Table("Tokens of {0.model} that can be the argmax")]
     listed: Annotated[tuple[TokenVerdict, ...], Table("Tokens without a win, by verdict", most=40)]
@@ -88,10 +88,10 @@ class TokenVerdicts(
 
     @property
     def holds(self) -> bool:
-        """Whether each verdict has a certificate. They were right when they were found; `verify` checks them again."""
+        """Whether each verdict has a certificate. The search checked each one; `verify` checks them again."""
         ours, theirs = self.any_vector, self.reachable
         wins, loses = ours.with_vector, ours.with_weights
-        if theirs is not None:  # who wins by a reachable vector wins, and who never wins is not won by one
+        if theirs is not None:  # a token that wins by a reachable vector wins, and one that never wins has none
             wins = wins | theirs.with_vector
             if not _certified(theirs, theirs.with_vector, loses | theirs.with_weights):
                 return False
@@ -118,7 +118,7 @@ def counted(vectors: str, found: TokenCertificates) -> VerdictCounts:
 
 
 def not_winning(any_vector: TokenCertificates, reachable: TokenCertificates | None) -> list[int]:
-    """The tokens that are to be listed."""
+    """The tokens to list."""
     lost = any_vector.verdict != WINS
     return np.flatnonzero(lost if reachable is None else lost | (reachable.verdict != WINS)).tolist()
 

@@ -1,1 +1,1 @@
-"""Models turned into other models: folded norms, swapped norms, and the certificates that say what changed."""
+"""Rewriting models: folded norms, swapped norms, and certificates of what changed."""

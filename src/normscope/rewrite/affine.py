@@ -1,7 +1,7 @@
 """Whether the readers of a norm can take over its gain and its bias.
 
 All of them must be linear layers that read the output channel by channel, with weights that nothing else uses. A bias
-needs a bias in each of them; without, the norm keeps b/g. Channels whose gain is 0 keep it.
+needs a bias in each of them; otherwise the norm keeps b/g. Channels whose gain is 0 keep it.
 """
 
 import math
@@ -22,7 +22,7 @@ from normscope.rewrite.folded_weights import along
 from normscope.rewrite.stored_tensors import Uses
 from normscope.rewrite.streams import Reading, Streams
 
-Outcome = tuple[Taken | None, str]  # what is taken over; if nothing is, why
+Outcome = tuple[Taken | None, str]  # what is taken over, or the reason why nothing is
 
 
 class Readers:
@@ -57,7 +57,7 @@ class Readers:
     def take(self, name: str, gain: Floats, bias: Floats, blind: frozenset[Node] = frozenset()) -> Outcome:
         """What the readers of a norm take over if they take this gain and this bias.
 
-        Readers among the `blind` do not notice that the bias is gone.
+        Readers among the `blind` do not depend on the bias.
         """
         readings: dict[str, list[Reading]] = {}
         others: list[Node] = []
@@ -83,7 +83,7 @@ class Readers:
         return self._taken(name, gain, bias, readers)
 
     def _in_the_way(self, others: list[Node], has_readers: bool) -> str:
-        """A reader of a norm that is no linear layer, in words; the one that says most."""
+        """The most informative reader of a norm that is not a linear layer, in words."""
         also = "also " if has_readers else ""
         if any(node.op == "output" for node in others):
             return f"its output is {also}an output of the model"
@@ -91,7 +91,7 @@ class Readers:
         if kind_of(node) in ("add", "sub"):
             place = f"{self._streams.graph.module_of(node) or 'the model'} ({node.name})"
             return f"its output is {f'{also}the skip of' if also else 'added to the stream by'} {place}"
-        what = "no product with one stored matrix" if kind_of(node) in PRODUCTS else "no linear layer"
+        what = "not a product with one stored matrix" if kind_of(node) in PRODUCTS else "not a linear layer"
         return f"its output is read by {self._streams.words(node)}, which is {what}"
 
     def _taker(self, weight: str, readings: list[Reading], *, with_bias: bool) -> TakenBy | str:
@@ -122,7 +122,7 @@ class Readers:
         if len(biases) > 1:
             return False, "has another bias in each call"
         if math.isnan(readings[0].factor) or len({reading.factor for reading in readings}) > 1:
-            return False, "gets it multiplied by what is not one known number"
+            return False, "gets it multiplied by an unknown factor"
         nodes = {node for reading in readings for node in (reading.node, reading.product.total)}
         ok, reason = self._uses.can_change(biases.pop(), nodes)
         return ok, f"has the bias {reason}"
@@ -132,7 +132,7 @@ class Readers:
             self._forms[name] = form_of(self._model.get_submodule(name))
         form = self._forms[name]
         if form is None:
-            return None, "it is none of the known norms"
+            return None, "it is not a known norm"
         nodes = {node for call in self._streams.calls[name] for node in call.nodes}
         own: list[str | None] = []
         for part in (form.gain, form.bias):
@@ -146,7 +146,7 @@ class Readers:
 
 
 def _fits(values: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a dtype holds all values to its precision, relative to the largest: none overflows, nor do all vanish."""
+    """Whether a dtype holds all values to its precision, relative to the largest: no overflow, not all underflow."""
     apart = (values.to(dtype).double() - values).abs().max()
     return bool(apart <= torch.finfo(dtype).eps * values.abs().max())
 

@@ -1,4 +1,4 @@
-"""What operations of the graph do to the channels of a value: sums, factors, moves, and the axis where they end up."""
+"""Effects of graph operations on the channels of a value: sums, factors, moves, and the resulting axis."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from normscope.models.graph_operations import after_move, handed_on, is_float, k
 
 
 def counts(user: Node) -> bool:
-    """Whether a user of a value can make a difference: not so checks of its shape or dtype."""
+    """Whether a user of a value depends on its numbers: False for checks of its shape or dtype."""
     return user.op == "output" or looks_at_values(user) or is_mutable(user)
 
 
@@ -23,12 +23,12 @@ def is_mutable(user: Node) -> bool:
 
 
 def hands_on(user: Node, value: Node) -> bool:
-    """Whether a user hands a value on, as floating-point numbers."""
+    """Whether a user passes a value on, as floating-point numbers."""
     return handed_on(user) is value and (is_float(user) or not isinstance(user.meta["val"], Tensor))
 
 
 def terms_of(node: Node, axis: int) -> list[Any] | None:
-    """What a sum, a join of tokens, or a product with a factor for all channels is made of; None for anything else."""
+    """The terms of a sum, a join of tokens, or a product with one factor for all channels; None for anything else."""
     kind = kind_of(node)
     if kind in ("add", "sub"):
         return list(node.args[:2])
@@ -45,7 +45,7 @@ def terms_of(node: Node, axis: int) -> list[Any] | None:
 
 
 def scaling(node: Node, value: Node, axis: int) -> float | None:
-    """The factor by which a node multiplies all channels of a value alike, NaN if it is not one known number."""
+    """The factor by which a node multiplies all channels of a value equally, NaN if it is unknown."""
     if kind_of(node) not in ("mul", "div") or node.kwargs or node.meta["val"].shape[axis] != _extent(value, axis):
         return None
     left, right = node.args[:2]
@@ -79,7 +79,7 @@ def numbered(value: Node, axis: int) -> Tensor:
 
 
 def move_of(node: Node) -> tuple[Node, Callable[[Node, int], int | None]] | None:
-    """The value that a node hands on, and what becomes of an axis of channels; parts of a split are taken at once."""
+    """The value that a node passes on, and a map of its channel axis; a split and its parts count as one move."""
     steps = [node]
     source = handed_on(node)
     while source is not None and not isinstance(source.meta["val"], Tensor):

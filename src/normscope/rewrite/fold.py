@@ -4,12 +4,12 @@
     Πx = x    if every writer of x is centred:        the centring has nothing left to do
     W(g∘z + b) + c = W′z + c′                          the gain becomes 1, the bias 0
 
-The result is a model of the same architecture with other weights, which computes the same function. What shows it:
+The result is a model of the same architecture with other weights, which computes the same function. The evidence:
 
     rewrite     max |folded − original| / max |original| over each output of the model and of its norms, everything in
-                float64, folded weights not yet rounded to the dtype in which they are stored: at most 1e-9
-    written     the same of the stored weights, over the outputs of the model: at most 1e-9 + 10 × rounding
-    rounding    the same of the original, each of the tensors that folding changed rounded once more to its dtype
+                float64, folded weights not yet rounded to their stored dtype: at most 1e-9
+    written     the same for the stored weights, over the outputs of the model: at most 1e-9 + 10 × rounding
+    rounding    the same for the original, each of the tensors that folding changed rounded once more to its dtype
     deployed    both models in their own dtype, compared with the error that the original makes there
     algebra     identities of weights, which need no inputs: `normscope.certificates.check_fold`
 """
@@ -46,7 +46,7 @@ from normscope.rewrite.rms_modules import Replaced, replace_norms
 from normscope.rewrite.saved_model import Source, TracedCall, require_new_folder, save_folding
 from normscope.rewrite.stored_tensors import StoredTensors, Uses, give_copies, ties
 
-TRIES = 3  # of rounding the original
+TRIES = 3  # number of random roundings of the original
 
 
 def fold(
@@ -61,33 +61,33 @@ def fold(
     dtype: str | None = None,
     progress: Progress = silent,
 ) -> Folding:
-    """A copy of a model with every norm folded that can be shown to fold, and a reason for every one that is kept.
+    """Fold every norm of a copy of a model that provably folds, and give a reason for every one that is kept.
 
     Parameters
     ----------
     model
-        A folder in Hugging Face format, or a torch module, which stays as it is.
+        A folder in Hugging Face format, or a torch module, which is not changed.
     text, inputs
-        What the model is traced and certified on: the first batch. Models of transformers need neither.
+        Text or inputs to trace and certify the model on: the first batch. Models of transformers need neither.
     out
-        A new folder to write the result to, as `Folding.save` does; then the certificate is that of the written file.
+        A new folder to write the result to, as `Folding.save` does; the certificate is then that of the written file.
     rms
-        Put RMSNorm modules of `normscope.nn` in place of norms where they can be; what is written then is an exported
-        program. Otherwise the copy has the same architecture, so that it is loaded wherever the model is.
+        Replace norms by RMSNorm modules of `normscope.nn` where possible; the written model is then an exported
+        program. Otherwise the copy has the same architecture, so it can be loaded like the original.
     untie
-        Give a head that shares its matrix with a table a copy of its own. Otherwise the table stays as it is, and the
-        last gain with it.
+        Give a head tied to the token table its own copy of the matrix. Otherwise the table stays unchanged, and the
+        last gain too.
     device, dtype
-        Where, and in which floating-point type, a folder is loaded and the result stored; without dtype in that of the
+        Device and floating-point type to load a folder and store the result in; the default dtype is that of the
         weights. The arithmetic is in float64.
     progress
-        Called with runs of the model and a word on what they are; see `normscope.progress`.
+        Called with the runs of the model and a description; see `normscope.progress`.
 
     Returns
     -------
     Folding
         The copy (`module`), what became of each norm, and the certificate. `NotCertifiedError` is raised if something
-        is to be written that is not certified.
+        that is not certified would be written.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
     >>> _ = nn.init.normal_(model[1].weight), nn.init.normal_(model[1].bias)
@@ -116,7 +116,7 @@ def fold(
 def _folded(
     model: nn.Module, graph: ModelGraph, example: Mapping[str, Any], *, rms: bool, untie: bool, progress: Progress
 ) -> Folding:
-    norms = find_alone(model).values()  # their calls are compared with them below, in the model's own run
+    norms = find_alone(model).values()  # compared below with their calls in the model's own run
     original = StoredTensors(model)
     watched = Watch(graph, norms)
     reference = evaluate(graph.program, original.in_float64, watched)
@@ -190,8 +190,8 @@ def _copy(model: nn.Module) -> nn.Module:
 
 
 def _with_look_ups(plan: Plan, replaced: Replaced) -> Iterator[Verdict]:
-    """Verdicts after look-ups were centred: what waited for that is folded now."""
-    reason = f"all that is written to its stream is centred, after the look-up in {', '.join(replaced.look_ups)}"
+    """Verdicts once look-ups are centred: norms that depended on that are folded now."""
+    reason = f"everything written to its stream is centred, after the look-up in {', '.join(replaced.look_ups)}"
     for verdict in plan.verdicts:
         waited = verdict.centring.what == AFTER_LOOKUP and replaced.look_ups
         yield replace(verdict, centring=Decision(FOLDED, reason)) if waited else verdict
@@ -206,7 +206,7 @@ def _rounding(
 ) -> float:
     """How far the outputs of a model move, in float64, if some of its tensors are rounded once more to their dtype.
 
-    The largest of a few tries, so that no lucky one is taken for what rounding does.
+    The largest of a few tries, so that a lucky one does not count as the rounding error.
     """
     seeds = {tensors.first_name(name): seed for seed, name in enumerate(changed)}
 
@@ -214,7 +214,7 @@ def _rounding(
         values, first = tensors.in_float64(name), tensors.first_name(name)
         if first not in seeds:
             return values
-        random = torch.Generator().manual_seed(TRIES * seeds[first] + number)  # the same whenever it is needed
+        random = torch.Generator().manual_seed(TRIES * seeds[first] + number)  # reproducible
         return rounded_once_more(values, tensors[name].dtype, random)
 
     tries = [

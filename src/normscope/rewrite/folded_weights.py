@@ -4,7 +4,7 @@
     reader of a norm       W ← W·diag(t),  c ← c + f·W·s        f: factor between norm and reader
     the norm itself        g ← g/t,  b ← (b − s)/t
 
-Nothing is kept: a tensor is computed when it is needed, so that no second model in float64 has to fit into memory.
+Tensors are computed on demand and not kept, so that no second model in float64 has to fit into memory.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from normscope.rewrite.stored_tensors import StoredTensors
 class FoldedWeights:
     """The tensors of a model after a fold, by any of their names.
 
-    The fold may be one of a copy in which tensors that the model shares are apart: then `names` are those of the copy.
+    The fold may be of a copy that has separate tensors where the model shares one: then `names` are those of the copy.
     """
 
     def __init__(self, original: StoredTensors, promise: Promise, names: StoredTensors) -> None:
@@ -56,14 +56,14 @@ class FoldedWeights:
         return values
 
     def changed(self) -> Iterator[tuple[str, ...]]:
-        """All names of each tensor that may have other values, the first of them first."""
+        """All names of each tensor that may have new values, its first name first."""
         parts = (self._centred, self._gains, self._biases, self._readers, self._reader_biases)
         touched = set().union(*parts)
         yield from (self._names.names(name) for name in self._names.first_names if name in touched)
 
 
 def centred(values: Tensor, axis: int) -> Tensor:
-    """Values of which the mean along an axis is subtracted.
+    """Values minus their mean along an axis.
 
     >>> centred(torch.tensor([[1.0, 5.0], [3.0, 3.0]]), 0)
     tensor([[-1.,  1.],
@@ -78,12 +78,12 @@ def along(vector: Tensor, axis: int, axes: int) -> Tensor:
 
 
 def store(weights: FoldedWeights, tensors: StoredTensors) -> tuple[str, ...]:
-    """Put folded tensors into a copy of the model, each in its own dtype; the names of those with other values."""
+    """Put folded tensors into a copy of the model, each in its own dtype; return the names of those that changed."""
     changed: list[str] = []
     with torch.no_grad():
         for names in weights.changed():
             values = weights[names[0]]
-            for name in names:  # a copy may have taken apart what shared memory
+            for name in names:  # a copy may hold separate tensors where the model shares one
                 target = tensors[name]
                 if not torch.equal(stored := values.to(target.dtype).to(target.device), target):
                     changed.append(names[0])
@@ -92,7 +92,7 @@ def store(weights: FoldedWeights, tensors: StoredTensors) -> tuple[str, ...]:
 
 
 def stored_as_computed(weights: FoldedWeights, tensors: StoredTensors) -> Iterator[tuple[str, bool]]:
-    """For every tensor that may have other values, in words: whether the model holds them under all its names."""
+    """For every tensor that may have new values, in words: whether the model holds them under all its names."""
     for names in weights.changed():
         values = weights[names[0]]
         held = [torch.equal(tensors[name].cpu(), values.to(tensors[name].dtype)) for name in names]

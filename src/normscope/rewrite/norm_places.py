@@ -1,8 +1,8 @@
-"""Where the norms of a model stand in the traced graph, and what they do there while the graph is computed.
+"""Positions of a model's norms in the traced graph, and what they compute there while the graph runs.
 
 A module is recognised from its outputs when it runs alone. Inside the model it may be called with other arguments, or
 hooks may change its inputs and outputs. So while the call is computed in float64, the output of every norm is compared
-with what the recognised norm makes of the same input; and the outputs of norms before and after folding,
+with that of the recognised norm for the same input; and the outputs of norms before and after folding,
 
     g∘z + b  =  t∘((g∘z + b − s)/t) + s        t, s: what its readers have taken over
 
@@ -22,7 +22,7 @@ from normscope.models.graph_operations import is_float
 from normscope.norm import Norm
 from normscope.results.inventory import FoundNorm
 
-NEAR = 1e-2  # of the largest output: what is further apart is no rounding, and no eps that was estimated
+NEAR = 1e-2  # of the largest output: more than rounding, or an error of an estimated eps, explains
 SEED = 0
 
 
@@ -44,16 +44,16 @@ def path_of(found: FoundNorm) -> str:
 def place(graph: ModelGraph, found: FoundNorm) -> tuple[NormCall, ...] | str:
     """The calls of a norm, or why they cannot be determined."""
     if found.norm is None:
-        return f"it is none of the known norms: {found.problem}"
+        return f"it is not a known norm: {found.problem}"
     if found.axis != -1:
         return f"it normalizes axis {found.axis}, not the last"
     name, placed = path_of(found), list[NormCall]()
     for call in graph.calls_of(name):
         entering, leaving = graph.entering(name, call), graph.leaving(call)
         if len(entering) != 1:
-            return f"it is given {len(entering)} values ({', '.join(node.name for node in entering)}), not one"
+            return f"it receives {len(entering)} values ({', '.join(node.name for node in entering)}), not one"
         if len(leaving) != 1:
-            return f"it makes {len(leaving)} values, not one"
+            return f"it returns {len(leaving)} values, not one"
         for node in (*entering, *leaving):
             if not is_float(node) or node.meta["val"].shape[-1:] != (found.norm.size,):
                 return f"{node.name} does not have its {found.norm.size} channels in the last axis"
@@ -64,19 +64,19 @@ def place(graph: ModelGraph, found: FoundNorm) -> tuple[NormCall, ...] | str:
 class Watch:
     """The norms of a graph while it is computed: called with every node and its value, in order.
 
-    In the original it checks that they are what they were recognised as; of the folded model it knows what was taken
+    In the original it checks that they compute what was recognised; for the folded model it knows what was taken
     over.
     """
 
     def __init__(self, graph: ModelGraph, norms: Iterable[FoundNorm], taken: Iterable[Taken] | None = None) -> None:
-        self.mistaken: dict[str, str] = {}  # norms that compute something else inside the model, in words
+        self.mistaken: dict[str, str] = {}  # norms that compute something else inside the model, with a description
         self._checks = taken is None
         self._taken = {part.norm: part for part in taken or ()}
         self._norms: dict[str, Norm] = {}
         self._outputs: dict[str, list[Tensor]] = {}
         self._by_output: dict[Node, NormCall] = {}
         self._inputs: dict[Node, Tensor] = {}
-        self._waiting: dict[Node, int] = {}  # by input: how many norms are still to read it
+        self._waiting: dict[Node, int] = {}  # by input: how many norms have yet to read it
         for found in norms:
             placed = place(graph, found)
             if isinstance(placed, tuple) and found.norm is not None:
@@ -98,7 +98,7 @@ class Watch:
             self._inputs[node] = value.double()
 
     def outputs(self) -> list[Tensor]:
-        """The outputs of all norms, as they are or were in the original, each times one vector."""
+        """The outputs of all norms, as in the original, each times one vector."""
         return [output for outputs in self._outputs.values() for output in outputs]
 
     def _times_a_vector(self, name: str, output: Tensor) -> Tensor:
@@ -114,4 +114,4 @@ class Watch:
         expected = torch.from_numpy(self._norms[name](given.numpy()))
         apart, size = (float(values.abs().max()) if made.numel() else 0.0 for values in (made - expected, expected))
         if not apart <= NEAR * size:
-            self.mistaken[name] = "inside the model it computes something else than when it runs alone"
+            self.mistaken[name] = "inside the model it computes something else than alone"

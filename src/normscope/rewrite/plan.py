@@ -1,10 +1,10 @@
-"""What is to be done to a model: decided for every norm on the traced graph, with a reason in words.
+"""The plan of a fold: decided for every norm on the traced graph, with a reason in words.
 
     centring   W ← ΠW,  b ← Πb                                                     of everything that writes a stream
     affine     W·(g∘z + b) + c  =  (W·diag(t))·((g∘z + b − s)/t) + (W·s + c)        t, s: what readers take over
 
-The mean of a stream may be removed where it is written if everything that reads the stream is blind to it, and if
-nothing but such streams uses the weights that write it. Gains and biases: see `affine`. What cannot be shown is kept.
+The mean of a stream may be removed where it is written if no reader of the stream depends on it, and if
+only such streams use the weights that write it. Gains and biases: see `affine`. What cannot be proven is kept.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,21 +24,21 @@ from normscope.rewrite.stored_tensors import Uses
 from normscope.rewrite.streams import Stream, Streams, Writer
 
 ROUNDING = 1e-15  # a mean of a bias that is smaller than this, relative to its largest value, is 0
-NO_MODULE = Decision(KEPT, "it is a function in the code of a module that does more, and no module of its own")
+NO_MODULE = Decision(KEPT, "it is a function call inside a larger module, not a module of its own")
 
 
 @dataclass(frozen=True)
 class LookUp:
-    """A table that stays as it is, in a stream of which all else is centred."""
+    """A table that stays unchanged, in a stream whose other writers are centred."""
 
     module: str
     tensor: str
-    can_be_wrapped: bool  # all that the module makes is part of the stream
+    can_be_wrapped: bool  # the module's whole output goes into the stream
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of every norm, and of the tensors of a model: decided, and not yet done."""
+    """Decisions about every norm and the tensors of a model, not yet carried out."""
 
     verdicts: tuple[NormVerdict, ...]
     promise: Promise
@@ -70,7 +70,7 @@ def decide(model: nn.Module, uses: Uses, norms: Iterable[FoundNorm], mistaken: M
 
 
 class _Centring:
-    """Which streams can lose their mean. Streams are refused until all writers of the rest can be centred."""
+    """Which streams can lose their mean. Streams are rejected until all writers of the rest can be centred."""
 
     def __init__(self, norms: Mapping[str, Norm], streams: Streams, uses: Uses, readers: Readers) -> None:
         self._norms, self._streams, self._uses, self._readers = norms, streams, uses, readers
@@ -99,10 +99,10 @@ class _Centring:
             if writer in self._left:
                 return Decision(AFTER_LOOKUP, self._left[writer])
         modules = {writer.module for writer in writers}
-        return Decision(FOLDED, f"all that is written to its stream is centred ({len(modules)} modules)")
+        return Decision(FOLDED, f"everything written to its stream is centred ({len(modules)} modules)")
 
     def tensors(self) -> dict[str, int]:
-        """The tensors that are to be centred, each with its axis."""
+        """The tensors to centre, each with its axis."""
         centred: dict[str, int] = {}
         for writer in self._writers():
             if writer not in self._left:
@@ -112,7 +112,7 @@ class _Centring:
         return centred
 
     def look_ups(self) -> tuple[LookUp, ...]:
-        """The tables that stay as they are in streams that are centred otherwise."""
+        """The tables that stay unchanged in streams whose other writers are centred."""
         found = [
             LookUp(
                 writer.module, self._uses.tensors.first_name(writer.tensor), self._makes_nothing_else(writer, stream)
@@ -124,7 +124,7 @@ class _Centring:
         return tuple(dict.fromkeys(found))
 
     def _makes_nothing_else(self, writer: Writer, stream: Stream) -> bool:
-        """Whether all that a module makes, whenever it is called, goes into a stream."""
+        """Whether the whole output of a module, in all its calls, goes into a stream."""
         graph = self._streams.graph
         calls = graph.calls_of(writer.module) if writer.module else []
         return bool(calls) and all(set(graph.leaving(call)) <= stream.nodes for call in calls)
@@ -137,7 +137,7 @@ class _Centring:
         return [writer for stream in self._kept for writer in stream.writers]
 
     def _objection(self, stream: Stream) -> str:
-        """Why a stream must keep its mean, given those that do not; empty if it need not."""
+        """Why a stream must keep its mean, given the streams that do not; empty if it need not."""
         for call in stream.norm_writers:
             ok, reason = self._writes_no_mean(call)
             if not ok:
@@ -151,7 +151,7 @@ class _Centring:
         return ""
 
     def _can_centre(self, writer: Writer) -> tuple[bool, str]:
-        """Whether nothing but centred streams uses what a writer writes with."""
+        """Whether only centred streams use the tensors of a writer."""
         for name in (writer.tensor, writer.bias):
             if name is None:
                 continue
@@ -169,7 +169,7 @@ class _Centring:
         for stream in self._kept:
             for writer in stream.writers:
                 if self._first(name) in (self._first(writer.tensor), self._first(writer.bias)):
-                    begins = any(node.op == "placeholder" for node in writer.nodes)  # then all its users were followed
+                    begins = any(node.op == "placeholder" for node in writer.nodes)  # then all its users are followed
                     nodes |= stream.nodes if begins else set(writer.nodes)
         return nodes
 

@@ -1,7 +1,7 @@
-"""A folded model whose norms no longer subtract means: RMSNorm modules, fused on the CPU, in place of its own.
+"""A folded model whose norms no longer subtract means: replaced by RMSNorm modules, fused on the CPU.
 
-A table that has to stay as it is, because a head shares it, is centred once after its rows are looked up. Norms whose
-input still has a mean stay what they are.
+A table that must stay unchanged, because a head shares it, is centred once after its rows are looked up. Norms whose
+input still has a mean are not replaced.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,11 +21,11 @@ from normscope.results.inventory import FoundNorm
 from normscope.rewrite.folded_weights import FoldedWeights
 from normscope.rewrite.plan import Plan
 
-NEAR = 0.02  # of eps, that probing may be off
+NEAR = 0.02  # relative error of eps by probing
 
 
 class CentredLookUp(nn.Module):
-    """A table whose rows lose their mean when they are looked up; in all else it is the table.
+    """A table whose rows lose their mean when they are looked up; otherwise it acts like the table.
 
     >>> _ = torch.manual_seed(0)
     >>> rows = CentredLookUp(nn.Embedding(5, 8))(torch.tensor([1, 4]))
@@ -50,7 +50,7 @@ class CentredLookUp(nn.Module):
 
 @dataclass(frozen=True)
 class Replaced:
-    """What was put in place of what, and the tensors of the new modules by their names, in float64."""
+    """The replaced modules, and the tensors of the new ones by name, in float64."""
 
     norms: tuple[str, ...]
     look_ups: tuple[str, ...]
@@ -70,9 +70,9 @@ class Replaced:
 def replace_norms(
     model: nn.Module, graph: ModelGraph, plan: Plan, norms: Iterable[FoundNorm], weights: FoldedWeights
 ) -> Replaced:
-    """Put RMSNorms in place of all norms of a folded model that need no centring, and centre look-ups that need it.
+    """Replace all norms of a folded model that need no centring by RMSNorms, and centre look-ups that need it.
 
-    The graph is that of the model as it is; a norm whose eps is not written there stays.
+    The graph is that of the model before folding; a norm whose eps does not appear there is not replaced.
     """
     after_look_up = all(look_up.can_be_wrapped for look_up in plan.look_ups)
     free = (FOLDED, NOTHING, *((AFTER_LOOKUP,) if after_look_up else ()))
@@ -93,7 +93,7 @@ def replace_norms(
 
 
 def _eps(graph: ModelGraph, found: FoundNorm) -> float | None:
-    """The eps of a norm as its calls have it: probing gives it only up to rounding. None if it is not there."""
+    """The eps of a norm from its calls: probing gives it only up to rounding. None if not found."""
     if found.norm is None or found.path is None or found.eps_place not in ("inside", None):
         return None
     near = found.norm.eps
@@ -106,7 +106,7 @@ def _eps(graph: ModelGraph, found: FoundNorm) -> float | None:
 
 
 def _replace(model: nn.Module, path: str, norm: Norm, eps: float, weights: FoldedWeights) -> dict[str, Tensor]:
-    """Put an RMSNorm in place of a norm, with what is left of its gain and bias; those, in float64."""
+    """Replace a norm by an RMSNorm with the rest of its gain and bias; return these in float64."""
     module = model.get_submodule(path)
     form = form_of(module)
     if form is None:
@@ -121,7 +121,7 @@ def _replace(model: nn.Module, path: str, norm: Norm, eps: float, weights: Folde
         norm.size,
         project=False,
         groups=norm.groups,
-        bias=has_bias,  # a gain is always there: some models look at it, and the fused kernels multiply by it anyway
+        bias=has_bias,  # always with a gain: some models read it, and the fused kernels multiply by it anyway
         eps=eps,
         device=like.device,
         dtype=like.dtype,
@@ -135,7 +135,7 @@ def _replace(model: nn.Module, path: str, norm: Norm, eps: float, weights: Folde
 
 
 def _put(model: nn.Module, path: str, new: nn.Module) -> list[str]:
-    """Put a module in place of another under all its names."""
+    """Replace a module by another under all its names."""
     old = model.get_submodule(path)
     names = [name for name, module in model.named_modules(remove_duplicate=False) if module is old]
     for name in names:

@@ -1,10 +1,10 @@
-"""Folded models on disk: a folder that is loaded wherever the original is, written atomically.
+"""Folded models on disk: a folder that loads like the original, written atomically.
 
     config.json, model.safetensors          the same architecture, other weights
-    tokenizer files and other small texts   as they were
+    tokenizer files and other small texts   unchanged
     folding.json                            verdicts, reasons, tensors changed, certificate
 
-Before the folder gets its name it is loaded again: every tensor must be there bit for bit, and the outputs the same. A
+Before the folder gets its name it is loaded again: every tensor must match bit for bit, and the outputs be the same. A
 model with RMSNorm modules, which no config.json can describe, is written as an exported program, model.pt2.
 """
 
@@ -35,7 +35,7 @@ from normscope.rewrite.stored_tensors import StoredTensors
 
 TEXTS = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".md")
 WRITTEN = ("config.json", "generation_config.json", FOLDER_FILE)
-ROUNDING = 10  # times the rounding error of the folded model, that two runs of it may differ by
+ROUNDING = 10  # times the rounding error of the folded model: tolerance between two runs of it
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class TracedCall:
-    """The call that a folded model was certified on: what is needed to measure what is read back from disk."""
+    """The call that a folded model was certified on, kept to check the model read back from disk."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -80,9 +80,9 @@ def require_new_folder(path: Path) -> None:
 
 
 def save_folding(folding: Folding, path: str | os.PathLike[str]) -> Folding:
-    """Write a folded model to a new folder, with the small files of the one that it came from.
+    """Write a folded model to a new folder, with the small files of its source folder.
 
-    What is returned knows in addition which tensors of that one the model does not use, what a program takes, and how
+    The returned result also lists the source tensors that the model does not use, the inputs of a program, and how
     far the file, read back from disk and run in float64, is from the original.
     """
     if folding.module is None:
@@ -147,21 +147,21 @@ def _write_program(folding: Folding, folder: Path) -> Folding:
 
 
 def _read_back(folding: Folding, outputs: list[Tensor]) -> Folding:
-    """With what a file that was read from disk gives in float64."""
+    """The folding with the certificate of a file read back from disk, from its outputs in float64."""
     apart = difference(outputs, folding.call.reference)
     written = apart if math.isfinite(apart) else None
     return replace(folding, certificate=replace(folding.certificate, written_difference=written, read_back=True))
 
 
 def _give_usual_rights(folder: Path) -> None:
-    """The rights that a file gets when it is written, for all of a folder: temporary ones are only their owner's."""
+    """Set default permissions on everything in a folder: temporary files are only accessible to their owner."""
     usual = (folder / FOLDER_FILE).stat().st_mode & 0o666
     for path in (folder, *folder.rglob("*")):
         path.chmod(usual | (usual & 0o444) >> 2 if path.is_dir() else usual)
 
 
 def _texts(source: Path | None) -> Iterator[tuple[Path, Path]]:
-    """Small files to copy from a folder, with their names in it: no weights, no code, nothing that is written anew."""
+    """Small files to copy from a folder, with their names in it: no weights, no code, nothing that fold writes."""
     if source is None:
         return
     for path in sorted(source.rglob("*")):
@@ -174,7 +174,7 @@ def _texts(source: Path | None) -> Iterator[tuple[Path, Path]]:
 
 
 def _require_same_tensors(stored: StoredTensors, wanted: StoredTensors, names: Iterable[str]) -> None:
-    """Refuse a folder from which other tensors are loaded than were certified."""
+    """Refuse a folder that loads tensors other than the certified ones."""
     for name in names:
         there = name in stored and torch.equal(stored[name], wanted[name])
         if not there or stored.first_name(name) != wanted.first_name(name):
@@ -182,14 +182,14 @@ def _require_same_tensors(stored: StoredTensors, wanted: StoredTensors, names: I
 
 
 def _require_same_outputs(folding: Folding, outputs: list[Tensor]) -> None:
-    """Refuse a file from which a model is loaded that gives other outputs than the certified one, beyond rounding."""
+    """Refuse a file whose model gives outputs that differ from the certified ones by more than rounding."""
     apart, error = difference(outputs, folding.call.outputs), folding.certificate.folded_error
     if not apart <= ROUNDING * max(math.inf if error is None else error, torch.finfo(torch.float64).eps):
         raise InputError(f"the saved model gives other outputs once loaded: they differ by {apart:.1e}")
 
 
 def _unused(source: Source, folder: Path, model: nn.Module, known: StoredTensors) -> tuple[str, ...]:
-    """Tensors of a checkpoint that the model described by its config.json does not use, under whatever name."""
+    """Tensors of a checkpoint that the model described by its config.json does not use under any name."""
     with open_checkpoint(folder) as written:
         saved = set(written.names)
     names = stored_names(model, source.names)

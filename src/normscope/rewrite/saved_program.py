@@ -1,7 +1,7 @@
 """A model as an exported program: one .pt2 file that torch alone runs, without the code of the model or this package.
 
-Outputs that are classes of another library, as those of transformers, become dictionaries: torch would need that
-library for them. Which sizes a program takes is found by trying: torch.export names a size that may vary by a symbol,
+Outputs that are classes of another library, such as those of transformers, become dictionaries: torch would need that
+library for them. The sizes that a program takes are found by trying: torch.export gives a variable size a symbol,
 and what the code of the model requires of it by guards, such as (s + (−s mod 64))/64 = 1 of code that works in chunks
 of 64. The program refuses what breaks a guard, so sizes are tried from 1 to 256 one by one, and beyond that in doubling
 steps.
@@ -35,8 +35,8 @@ Accepts = Callable[[int], bool]
 def save_program(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], path: Path) -> Program:
     """Export a call of a model to a .pt2 file, for inputs of any batch and length where the model allows it.
 
-    What is not for any size, and why, is in what is returned. Images have the size of the example: their axes are in
-    many more calculations than a length is, and torch.export would take minutes over them.
+    The result says which sizes are fixed, and why. Images have the size of the example: their axes enter
+    many more calculations than a length does, and torch.export would take minutes.
 
     >>> import tempfile
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
@@ -50,10 +50,10 @@ def save_program(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     refused = ""
     try:
         with as_exported(model), _plain_outputs(model), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of torch, about what it exports
+            warnings.simplefilter("ignore")  # torch warns about what it exports
             try:
                 program = torch.export.export(model, args, dict(kwargs), dynamic_shapes=_shapes(any_size), strict=False)
-            except Exception as error:  # some models insist on the sizes of the example
+            except Exception as error:  # some models only take the sizes of the example
                 refused = f"torch.export refuses other sizes: {first_line(error)}"
                 program = torch.export.export(model, args, dict(kwargs), strict=False)
             torch.export.save(program, path)
@@ -89,7 +89,7 @@ def stored_in(program: ExportedProgram) -> Callable[[str], Tensor]:
 
 @contextmanager
 def _plain_outputs(model: nn.Module) -> Iterator[None]:
-    """A model whose forward returns tensors in dictionaries, lists and tuples, and as it was afterwards."""
+    """A context in which forward returns tensors in dictionaries, lists and tuples; the model is then restored."""
     forward, own = model.forward, "forward" in vars(model)
 
     @wraps(forward)
@@ -115,7 +115,7 @@ def _plain(outputs: Any) -> Any:
 
 
 def _any_size(value: Any) -> Any:
-    """All axes of a tensor, of an image or a video only that of the batch."""
+    """The variable axes of a tensor: all, but only the batch of an image or a video."""
     if not isinstance(value, Tensor):
         return None
     return dict.fromkeys(range(1 if value.ndim > 3 else value.ndim), torch.export.Dim.AUTO)
@@ -128,7 +128,7 @@ def _shapes(any_size: tuple[Any, Any]) -> Any:
 
 
 def sizes_of(program: ExportedProgram, given: list[Any], refused: str = "") -> Program:
-    """What a program takes, with the reason for every axis of a batch or of tokens that has one size only.
+    """The inputs of a program, with the reason for every batch or token axis of fixed size.
 
     >>> class Few(nn.Module):
     ...     def forward(self, x):
@@ -160,12 +160,12 @@ def sizes_of(program: ExportedProgram, given: list[Any], refused: str = "") -> P
 
 
 def _expression(size: Any) -> Any:
-    """A size as sympy has it; a number as it is."""
+    """A size as a sympy expression; a number unchanged."""
     return size if isinstance(size, int) else size.node.expr
 
 
 def _usual(exported: Sequence[Any], given: Sequence[Any]) -> dict[Any, int]:
-    """The symbols of sizes, with what they are in the example."""
+    """The symbols of sizes, with their values in the example."""
     found: dict[Any, int] = {}
     for described, value in zip(exported, given, strict=True):
         for size, number in zip(described.shape, value.shape, strict=True) if isinstance(value, Tensor) else ():
@@ -176,13 +176,13 @@ def _usual(exported: Sequence[Any], given: Sequence[Any]) -> dict[Any, int]:
 
 
 def _accepts(program: ExportedProgram, exported: Sequence[Any], usual: Mapping[Any, int], symbol: Any) -> Accepts:
-    """Whether the program takes inputs where one symbol has another value: no tensor is computed for that."""
+    """Whether the program takes inputs where one symbol has another value, without computing any tensor."""
     check: Any = getattr(program.module(), "_guards_fn", None)
 
     def accepts(size: int) -> bool:
         sizes = {**usual, symbol: size}
         tried = [_of_size(described, sizes) if isinstance(described, Tensor) else described for described in exported]
-        with suppress(AssertionError, ZeroDivisionError):  # a guard may divide by what is 0 then
+        with suppress(AssertionError, ZeroDivisionError):  # a guard may divide by zero then
             if check is not None:
                 check(*tried)
             return True
@@ -197,10 +197,10 @@ def _of_size(described: Tensor, sizes: Mapping[Any, int]) -> Tensor:
 
 
 def _taken(accepts: Accepts) -> str:
-    """The sizes that are accepted, in words; a number if it is one only."""
+    """The accepted sizes, in words; a number if there is only one."""
     taken = [size for size in TRIED if accepts(size)]
     if not taken:
-        return "any"  # no size passes by itself: nothing is known
+        return "any"  # no size passes alone: nothing is known
     inside = [size for size in TRIED if taken[0] <= size <= taken[-1]]
     if len(taken) == 1:
         return str(taken[0])
@@ -212,7 +212,7 @@ def _taken(accepts: Accepts) -> str:
 
 
 def _last(accepts: Accepts, low: int) -> int:
-    """The last size that is accepted, between one that is and the next that was tried."""
+    """The last accepted size, between one that is and the next that was tried."""
     high = TRIED[TRIED.index(low) + 1]
     while high - low > 1:
         middle = (low + high) // 2

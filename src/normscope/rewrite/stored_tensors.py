@@ -1,7 +1,7 @@
 """The stored tensors of a model: their names, what uses them in the traced call, and tables that a head shares.
 
-One memory may have several names, and what changes under one changes under all. A tensor that two operations use can be
-changed only for both: a table that is looked up by one module and multiplied with by another stays as it is, unless the
+One tensor may have several names, and a change under one name shows under all. A tensor that two operations use can be
+changed only for both: a table that one module looks up and another multiplies with stays unchanged, unless the
 head gets a copy of its own.
 """
 
@@ -71,7 +71,7 @@ class StoredTensors:
         """Whether a tensor can be stored with other values, and if not, why: "its name, which …"."""
         first, tensor = self._first[name], self._tensors[name]
         if not self._saved.intersection(self.names(name)):
-            return False, f"{name}, which is no part of a checkpoint but made anew with the model"
+            return False, f"{name}, which is not stored in checkpoints but created with the model"
         if first in self._overlapping:
             return False, f"{name}, which shares memory with another tensor, {self._overlapping[first]}"
         if not tensor.is_floating_point():
@@ -82,11 +82,11 @@ class StoredTensors:
 
 
 class Uses:
-    """The stored tensors of a model, with the operations that use each, moved or cast at most."""
+    """The stored tensors of a model, with the operations that use each, possibly moved or cast."""
 
     def __init__(self, tensors: StoredTensors, graph: ModelGraph) -> None:
         self.tensors, self.graph = tensors, graph
-        self._by_tensor: dict[str, dict[Node, int]] = {}  # each with how often it is given the tensor
+        self._by_tensor: dict[str, dict[Node, int]] = {}  # each with how often it takes the tensor
         for node in graph.nodes:
             name = graph.stored_name(node)
             if name is not None:
@@ -98,14 +98,14 @@ class Uses:
         return tuple(self._by_tensor.get(self.tensors.first_name(name), ()))
 
     def idle(self) -> tuple[str, ...]:
-        """What the traced call does not use: the outermost modules with all their parameters, or single parameters."""
+        """Parts unused by the traced call: the outermost modules with all their parameters, or single parameters."""
         names = [name for name in self.tensors.first_names if isinstance(self.tensors[name], nn.Parameter)]
         used = {part for name in names if self.of(name) for other in self.tensors.names(name) for part in _parts(other)}
         idle = [next(part for part in _parts(name) if part not in used) for name in names if not self.of(name)]
         return tuple(dict.fromkeys(idle))
 
     def can_change(self, name: str, allowed: Collection[Node]) -> tuple[bool, str]:
-        """Whether a tensor can get other values if only the given operations may notice; if not, what forbids it.
+        """Whether a tensor can get new values if only the given operations may depend on it; if not, why.
 
         The reason begins with the name of the tensor: "weight, which …".
         """
@@ -159,7 +159,7 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _overlaps(tensors: dict[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """Both ways, the tensors that lie in the same bytes without being the same."""
+    """Pairs of different tensors that overlap in memory, in both orders."""
     last, end = "", 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_ptr()):
         if not tensor.numel():

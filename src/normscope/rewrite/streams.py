@@ -1,10 +1,10 @@
-"""Residual streams on the traced graph: who writes to them, who reads them, and what each does to the mean.
+"""Residual streams on the traced graph: what writes to them, what reads them, and what each does to the mean.
 
     writers ──▶ sums, moves, joins of tokens, factors that are the same for all channels ──▶ readers
 
 A stream is followed from the input of a norm in both directions until nothing new turns up. All its values have their
-channels in one axis, in order, so that if every writer has mean zero over the channels, so has every value. Whatever is
-not known to keep that, or to be blind to the mean, is an obstacle, in words, with the module and the node.
+channels in one axis, in order, so that if every writer has mean zero over the channels, so has every value. Anything
+not known to preserve that, or to ignore the mean, is an obstacle, described with the module and the node.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,20 +31,20 @@ from normscope.rewrite.channels import (
 from normscope.rewrite.norm_places import NormCall, path_of, place
 
 FUNCTIONS = {"layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm"}
-CONVOLUTIONS = {"conv1d": 1, "conv2d": 2, "conv3d": 3}  # and their axes of space
+CONVOLUTIONS = {"conv1d": 1, "conv2d": 2, "conv3d": 3}  # and their number of spatial axes
 CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 
 @dataclass(frozen=True)
 class Writer:
-    """What a stream begins at: a stored tensor with the channels of the stream along one axis, and a bias."""
+    """The start of a stream: a stored tensor with the channels of the stream along one axis, and a bias."""
 
     nodes: tuple[Node, ...]  # the operations that use the tensor and the bias
     module: str
     tensor: str
     axis: int
     bias: str | None = None
-    looks_up: bool = False  # a table of which rows are looked up
+    looks_up: bool = False  # a table whose rows are looked up
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class Stream:
 
     @property
     def handing_on(self) -> frozenset[Node]:
-        """The operations that hand its values on, or add them up: not those that write it."""
+        """The operations that pass its values on, or add them up: not those that write it."""
         return self.nodes.difference(*(writer.nodes for writer in self.writers))
 
 
@@ -70,7 +70,7 @@ class Reading:
 
     node: Node
     product: Product
-    factor: float  # what the output is multiplied by on the way; NaN if that is not one known number
+    factor: float  # factor between the output and the layer; NaN if unknown
 
 
 class Streams:
@@ -79,7 +79,7 @@ class Streams:
     def __init__(self, graph: ModelGraph, norms: Iterable[FoundNorm], mistaken: Mapping[str, str]) -> None:
         self.graph = graph
         self.calls: dict[str, tuple[NormCall, ...]] = {}
-        self.problems: dict[str, str] = {}  # why the place of a norm is not understood
+        self.problems: dict[str, str] = {}  # why the calls of a norm are not understood
         self._blind: set[str] = set()
         self._norms: list[str] = []
         for found in norms:
@@ -104,7 +104,7 @@ class Streams:
 
     @property
     def all(self) -> tuple[Stream, ...]:
-        """Every stream that a norm subtracts the mean of."""
+        """Every stream whose mean a norm subtracts."""
         return tuple(dict.fromkeys(self._streams.values()))
 
     def read_by(self, norm: str) -> tuple[Stream, ...]:
@@ -113,15 +113,15 @@ class Streams:
 
     @property
     def blind_nodes(self) -> frozenset[Node]:
-        """The operations of norms that do not see the mean of what they read."""
+        """The operations of norms that do not depend on the mean of their input."""
         return frozenset(node for node, call in self._inside.items() if self.is_blind(call))
 
     def is_blind(self, call: NormCall) -> bool:
-        """Whether a norm does not see the mean of what it normalizes."""
+        """Whether a norm does not depend on the mean of its input."""
         return call.norm in self._blind
 
     def without_a_module(self) -> tuple[Node, ...]:
-        """Norms that the graph has as one operation of torch, outside of all modules that are known as norms."""
+        """Norms that are one torch operation in the graph, outside all modules known as norms."""
         known = {node for name in self._norms for call in self.graph.calls_of(name) for node in call}
         return tuple(node for node in self.graph.nodes if kind_of(node) in FUNCTIONS and node not in known)
 
@@ -153,7 +153,7 @@ class Streams:
         return linear, list(others)
 
     def words(self, node: Node) -> str:
-        """An operation as a reader can find it: what it does, in which module, and its name in the graph."""
+        """A description of an operation: what it does, in which module, and its name in the graph."""
         if node.op == "output":
             return "the output of the model"
         if node.op == "placeholder":
@@ -197,14 +197,14 @@ class _Followed:
         )
 
     def _is_of_a_norm(self, node: Node) -> bool:
-        """Whether a value is the output of a norm, moved at most: it stays as it is, whoever else reads it."""
+        """Whether a value is the output of a norm, possibly moved: it is unchanged for all its readers."""
         value: Node | None = node
         while value is not None and value not in self._all._by_output:
             value = handed_on(value)
         return value is not None
 
     def _backward(self, node: Node, axis: int) -> None:
-        """Where a value of the stream comes from."""
+        """Follow a value of the stream to its sources."""
         if node in self._graph.overwritten and (node.op == "placeholder" or self._is_of_a_norm(node)):
             self._obstacles.append(f"{self._words(node)} is changed in place")
         if node in self._all._by_output:
@@ -222,7 +222,9 @@ class _Followed:
             else:
                 self._obstacles.append(f"{self._words(node)} takes the channels of {source.name} apart")
         else:
-            self._obstacles.append(f"{self._words(node)} writes to its stream and is no linear map with stored weights")
+            self._obstacles.append(
+                f"{self._words(node)} writes to its stream and is not a linear map with stored weights"
+            )
 
     def _writer(self, node: Node, axis: int) -> Writer | None:
         if (name := self._graph.stored_name(node)) is not None:
@@ -245,14 +247,14 @@ class _Followed:
         return None
 
     def _indexed_table(self, node: Node) -> str | None:
-        """The stored matrix of which an index takes rows."""
+        """The stored matrix whose rows an index selects."""
         table, indices = node.args
         rows = isinstance(indices, (list, tuple)) and len(indices) == 1
         matrix = isinstance(table, Node) and table.meta["val"].ndim == 2
         return self._stored(table) if rows and matrix else None
 
     def _stored(self, value: Any) -> str | None:
-        """The stored tensor that a value is, cast at most."""
+        """The stored tensor behind a value, possibly cast."""
         while isinstance(value, Node) and kind_of(value) in COPIES:
             value = handed_on(value)
         return self._graph.stored_name(value) if isinstance(value, Node) else None
@@ -266,13 +268,13 @@ class _Followed:
             self._obstacles.append(f"{self._words(node)} adds {what} to all channels of its stream")
 
     def _forward(self, node: Node, axis: int) -> None:
-        """Who else looks at a value of the stream."""
+        """Follow a value of the stream to its other users."""
         for user in node.users:
             if not counts(user):
                 continue
             call = self._all._inside.get(user)
             if call is not None and node in call.nodes and handed_in(node, call.nodes):
-                continue  # what a norm makes of its own input: a cast that changes nothing may go on outside of it
+                continue  # inside a norm, on its own input: a cast that changes nothing may be used outside too
             if call is not None and call.value is node:
                 if axis == -1 and self._all.is_blind(call):
                     self._readers += [call] if call not in self._readers else []
@@ -281,14 +283,14 @@ class _Followed:
                 continue
             for following, its_axis in self._followers(node, user, axis):
                 if its_axis is None:
-                    self._obstacles.append(f"{self._words(following)} reads the same stream and sees its mean")
+                    self._obstacles.append(f"{self._words(following)} reads the same stream and depends on its mean")
                 else:
                     self._pending.append((following, its_axis))
 
     def _followers(self, node: Node, user: Node, axis: int) -> Iterator[tuple[Node, int | None]]:
-        """The values that a user makes of a value of the stream, and where they have their channels, if in one axis."""
+        """The outputs of a user of a value of the stream, and their channel axis, if they have one."""
         if user in self._all._totals and user not in self._graph.products:
-            yield user, None  # a product and its bias are one writer: nothing else may join them here
+            yield user, None  # a product and its bias are one writer: nothing else may be added here
         elif node in (terms_of(user, axis) or ()):
             yield user, axis
         elif not hands_on(user, node):

@@ -1,7 +1,7 @@
-"""A model with other norms in place of its own: LN-G where LayerNorm was, or another member of the family.
+"""Replace the norms of a model: LayerNorm by LN-G, or by another member of the family.
 
-Gain, bias and eps stay, and the place in the model. Norms are identified from their outputs, not from their class. One
-that no `normscope.nn.Norm` can replace, because its eps is elsewhere or it fits no member, stays as it is, and the
+Gain, bias, eps and the place in the model stay. Norms are identified from their outputs, not from their class name. One
+that `normscope.nn.Norm` cannot replace, because its eps is elsewhere or it fits no member, is kept, and the
 result says so.
 """
 
@@ -27,8 +27,8 @@ from normscope.results.inventory import FoundNorm, Inventory
 from normscope.results.swapping import KeptNorm, SwappedNorm, Swapping
 
 AUTO = "auto"
-LEAST_CHANNELS = 4  # of a group, by "auto": H grows by at least g(d − 2g)/(d − 2), which is largest at g = d/4
-USUAL_EPS = 1e-5  # of a norm that scales now and did not before
+LEAST_CHANNELS = 4  # in a group, for "auto": H grows by at least g(d − 2g)/(d − 2), which is largest at g = d/4
+USUAL_EPS = 1e-5  # for a norm that did not scale before
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 STEPS = {"layernorm": (True, True), "rmsnorm": (False, True), "projection": (True, False)}  # project, scale
 
@@ -48,10 +48,10 @@ def swap(
     dtype: str | None = None,
     progress: Progress = silent,
 ) -> Swapping:
-    """A copy of a model with every LayerNorm in groups, each with its gain, bias and eps.
+    """Replace every LayerNorm in a copy of a model by LN-G with the same gain, bias and eps.
 
-    With groups=1 and without `to` the model computes what it did. A state dict fits the swapped model if it fitted the
-    model, unless gains had another name or were stored as 1 + w: then the result says so.
+    With groups=1 and without `to` the model computes the same. A state dict fits the swapped model if it fitted the
+    original, unless gains had another name or were stored as 1 + w: then the result says so.
 
     Parameters
     ----------
@@ -61,18 +61,18 @@ def swap(
         A number, "auto" (as many as leave 4 channels or more in each), or a rule: a function of a `FoundNorm` that
         gives a number, or None to leave the norm alone.
     only
-        Names of norms, in which * stands for anything; they are swapped whatever their kind.
+        Names of norms, with * as a wildcard; they are swapped regardless of their kind.
     to
         Other steps: "layernorm", "rmsnorm" or "projection"; without it they stay.
     in_place
         Change the module itself. Its parameters stay the same objects, so that an optimizer continues with them.
     text, inputs
-        What the model is traced on, to see what its norms compute inside it: the first batch. Models of transformers
-        need neither; other modules are judged alone without them.
+        Text or inputs to trace the model on, to see what its norms compute inside it: the first batch. Models of
+        transformers need neither; without them, norms of other modules are identified alone.
     device, dtype
-        Where, and in which floating-point type, a folder is loaded.
+        Device and floating-point type to load a folder in.
     progress
-        Called with the norms and a word on what they are; see `normscope.progress`.
+        Called with the norms and a description; see `normscope.progress`.
 
     Returns
     -------
@@ -84,7 +84,7 @@ def swap(
     >>> swapping
     Swapping(Sequential: 1 swapped, 1 kept)
     >>> swapping.module[1], swapping.kept[0].reason
-    (Norm(24, groups=6, eps=1e-05), 'is no LayerNorm: name it with only= to swap it')
+    (Norm(24, groups=6, eps=1e-05), 'is not a LayerNorm: name it with only= to swap it')
     """
     if to is not None and to not in STEPS:
         raise InputError(f"to must be one of {', '.join(STEPS)}, got {to!r}")
@@ -94,7 +94,7 @@ def swap(
     named = _named(inventory, only)
     decisions = {name: _decide(live, found, named, groups, to) for name, found in inventory.items()}
     if in_place and isinstance(decisions.get(""), Norm):
-        raise InputError("in_place must be False for a model that is itself a norm: there is nothing to change in it")
+        raise InputError("in_place must be False for a model that is itself a norm: it has no submodule to replace")
     result = live if in_place or subject.path is not None else copy.deepcopy(live)
     swapped, kept = [], []
     for name, found in progress(inventory.items(), "norms"):
@@ -126,13 +126,13 @@ def _named(inventory: Inventory, only: str | Iterable[str] | None) -> set[str] |
 
 
 def _decide(model: nn.Module, found: FoundNorm, named: set[str] | None, groups: Groups, to: str | None) -> Norm | str:
-    """What a norm is to be, or why it is kept."""
+    """The new norm, or why the old one is kept."""
     if named is not None and found.name not in named:
         return "is not named by only="
     if found.norm is None or found.function is not None:
-        return found.problem or "is a call of a function in the code of a module, and no module of its own"
+        return found.problem or "is a function call inside a larger module, not a module of its own"
     if named is None and not (found.norm.projects and found.norm.scales):
-        return "is no LayerNorm: name it with only= to swap it"
+        return "is not a LayerNorm: name it with only= to swap it"
     obstacle = _obstacle(model.get_submodule(found.name), found)
     count = None if obstacle else _count(found, groups)
     if count is None:
@@ -145,7 +145,7 @@ def _decide(model: nn.Module, found: FoundNorm, named: set[str] | None, groups: 
 
 
 def _obstacle(module: nn.Module, found: FoundNorm) -> str | None:
-    """What a `normscope.nn.Norm` in place of the module would change beyond the groups."""
+    """What replacing the module by a `normscope.nn.Norm` would change beyond the groups."""
     if found.gate is not None:
         return f"is gated, {found.gate}, where normscope.nn.Norm takes its input alone"
     taken = inspect.signature(module.forward).parameters
@@ -176,7 +176,7 @@ def _module(norm: Norm, old: nn.Module, found: FoundNorm) -> tuple[TorchNorm, st
     new = TorchNorm(shape, norm.projects, norm.scales, norm.groups, affine=False, eps=norm.eps, axis=axis)
     form = form_of(old)
     if form is None:
-        raise InputError(f"{found.name} must compute what it did when it was found, but is no norm now")
+        raise InputError(f"{found.name} must compute what it did when it was found, but is no longer a norm")
     notes = []
     for role, name, added in (("weight", form.gain, int(form.gain_convention == "1+w")), ("bias", form.bias, 0)):
         if name is None:
@@ -194,7 +194,7 @@ def _module(norm: Norm, old: nn.Module, found: FoundNorm) -> tuple[TorchNorm, st
 
 
 def _put(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
-    """The model with a module in place of the one of that name, wherever that stands in it."""
+    """The model with the module of that name replaced wherever it occurs."""
     old = model.get_submodule(name)
     for path, module in list(model.named_modules(remove_duplicate=False)):
         if module is old and path:
@@ -203,11 +203,11 @@ def _put(model: nn.Module, name: str, new: nn.Module) -> nn.Module:
 
 
 def _call_the_norms(model: nn.Module) -> None:
-    """Have torch's encoder layers call their norms: in eval mode they compute LayerNorm, whatever stands there."""
+    """Make torch's encoder layers call their norms: in eval mode their fast path always computes LayerNorm."""
     for module in model.modules():
         if not any(isinstance(inner, TorchNorm) for inner in module.modules()):
             continue
         if isinstance(module, nn.TransformerEncoderLayer):
-            module.activation_relu_or_gelu = 0  # "neither": what their shortcut can't compute
+            module.activation_relu_or_gelu = 0  # "neither": disables the fast path
         elif isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False  # which is for the shortcut
+            module.use_nested_tensor = False  # only for the fast path

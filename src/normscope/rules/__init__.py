@@ -1,1 +1,1 @@
-"""What stands out in a result, in sentences: one file for each type of result."""
+"""Sentences on what stands out in a result: one file for each type of result."""

@@ -84,7 +84,7 @@ def unknown_norms(result: Inspection) -> str | None:
 
 
 def unchecked_norms(result: Inspection) -> str | None:
-    """Norms that are only known by what they compute alone, where an architecture is at hand."""
+    """Norms that are only known by what they compute alone, although the architecture is known."""
     unchecked = [norm for norm in result.norms if norm.found.unchecked and not norm.found.assumed]
     if not unchecked:
         return None
@@ -98,7 +98,7 @@ def gated_norms(result: Inspection) -> str | None:
     """Norms with a gate, and what they compute with it."""
     together = Counter(str(norm.found.gate) for norm in result.norms if norm.found.gate)
     clauses = [f"{count} of {_count(len(result.norms), 'norm')} compute {gate}" for gate, count in together.items()]
-    return f"Gated: {'; '.join(clauses)}; what is said here is about the norm in it." if clauses else None
+    return f"Gated: {'; '.join(clauses)}; the figures describe the norm inside." if clauses else None
 
 
 def assumed_facts(result: Inspection) -> str | None:

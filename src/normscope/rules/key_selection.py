@@ -1,4 +1,4 @@
-"""What was asked of the keys of a model, what could not be answered, and what a reader of the figures must know."""
+"""Sentences on the settings of a study of keys, on what it could not decide, and on how to read its figures."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def remarks(result: KeySelection) -> Iterator[str]:
         yield "Only queries that a head can produce at the last position of a sequence count."
     undecided = sum(place.open for place in result.places)
     if undecided:
-        yield f"Nothing could be shown of {undecided} keys; they count as near ties, not as never selected."
+        yield f"{undecided} keys are open: they count as near ties, not as never selected."
     if any(head.everywhere is False for head in result.equal_attention):
         yield (
             "Queries and keys depend on their positions here: q* is for keys where the query stands, "

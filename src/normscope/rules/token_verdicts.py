@@ -18,7 +18,7 @@ def remarks(result: TokenVerdicts) -> Iterator[str]:
     if result.reachable_set is not None:
         yield f"Hidden vectors that {result.norm} can produce: {result.reachable_set}."
     if result.not_asked is not None:
-        yield f"Nothing is said about the outputs of a norm: {result.not_asked}."
+        yield f"No verdicts for the outputs of a norm: {result.not_asked}."
     if result.assumed:
         yield f"Assumed, because it could not be observed: {'; '.join(result.assumed)}."
     undecided = max(count.open for count in result.counts)

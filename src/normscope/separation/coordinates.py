@@ -6,10 +6,10 @@ direction Tv among the c.
 
 A bias is one more channel, whose weight t in a query must be positive. That is one more generator of the cone to be
 separated from 0: the ray −e along that channel. If the keys leave the ray outside their span (a constant bias, or one
-that is affine in the keys), t is free, and the ray asks for nothing.
+that is affine in the keys), t is free, and the ray imposes no condition.
 
-All this is done for many sets at once, and a set alone is a batch of one, so that an answer does not depend on the
-company it is asked in. Sets come in groups of equal rank, because points of a group share one array.
+All this is done for many sets at once, and a single set is a batch of one, so that a verdict does not depend on the
+rest of its batch. Sets come in groups of equal rank, because points of a group share one array.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ class Whitened:
     biased: bool
     points: Floats  # z: (m, n, r)
     back: Floats  # T: (m, D, r)
-    ray: Floats | None  # (m, r), of the size of a typical point; None if nothing is asked of it
+    ray: Floats | None  # (m, r), of the size of a typical point; None if it imposes no condition
     tilt: Floats | None  # (m, D): a direction that all keys score equally and in which t grows
 
     @cached_property
@@ -69,7 +69,7 @@ class Whitened:
     def unscaled(self, directions: Floats) -> Floats:
         """Queries for the original keys from directions among the centred ones."""
         exponents = self.exponents[..., None, :]
-        with np.errstate(all="ignore"):  # what leaves the range of floats fails its check
+        with np.errstate(all="ignore"):  # overflow fails the check
             if self.biased:
                 return np.asarray(np.ldexp(directions / directions[..., -1:], exponents[..., -1:] - exponents))
             mantissa, power = np.frexp(directions)
@@ -153,7 +153,7 @@ def _whitening_maps(centred: Floats, weakest: float) -> Iterator[tuple[Ints, Flo
 
 
 def _lower_factors(covariances: Floats) -> Floats:
-    """Of Cholesky; 0 where there is none."""
+    """Cholesky factors; 0 where there is none."""
     try:
         return np.asarray(np.linalg.cholesky(covariances))
     except np.linalg.LinAlgError:

@@ -1,4 +1,4 @@
-"""Keys that occur more than once: none of them beats the other, whatever the query, unless its bias is higher."""
+"""Keys that occur more than once: for no query does one beat the other, unless its bias is higher."""
 
 from collections.abc import Iterable
 from hashlib import blake2b
@@ -16,7 +16,7 @@ LONG = 1024  # bytes of a key beyond which 16 bytes of digest stand for it
 def set_duplicates_apart(blocks: Iterable[NDArray[np.floating]], heights: Floats | None) -> tuple[Ints, dict[int, int]]:
     """The best of each kind of equal keys (n, d), and for each key that has one another of at least its height.
 
-    Keys come in blocks, so that not all of them need be there at once.
+    Keys come in blocks, so that not all of them need to be in memory at once.
 
     >>> set_duplicates_apart([np.array([[1.0], [2.0]]), np.array([[1.0]])], None)
     (array([0, 1]), {0: 2, 2: 0})
@@ -46,7 +46,7 @@ def set_duplicates_apart(blocks: Iterable[NDArray[np.floating]], heights: Floats
 
 
 def _names(keys: NDArray[np.floating]) -> list[bytes]:
-    """What equal keys share: all their bytes, or a digest of them."""
+    """A name that equal keys share: all their bytes, or a digest of them."""
     some = np.ascontiguousarray(keys + 0.0)  # −0 equals 0
     contents: list[bytes] = some.view(f"V{some.shape[1] * some.itemsize}").ravel().tolist()
     if len(contents[0]) <= LONG:

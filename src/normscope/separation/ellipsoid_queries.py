@@ -1,4 +1,4 @@
-"""Can a query from an ellipsoid prefer key i? An exact method in the manner of Wolfe's, in compiled code.
+"""Can a query from an ellipsoid prefer key i? An exact method in the style of Wolfe's, in compiled code.
 
 Queries are q = c + Ay with |y| ≤ 1. Key i beats key j by y·aⱼ + bⱼ, with aⱼ = Aᵀ(kᵢ − kⱼ) and bⱼ = c·(kᵢ − kⱼ), so
 
@@ -11,7 +11,7 @@ Keep a few active rivals and the λ that is best among them. On their affine hul
 
     y = √(1 − |h|²)·x₀/|x₀| + h
 
-there; it has none if |h| ≥ 1, and falls for ever along h. Weights go that way until one of them is used up, and its
+there; it has none if |h| ≥ 1, and falls without bound along h. Weights move that way until one of them is 0, and its
 rival leaves. When none has to, the rival that y beats by least joins them, in exchange for another if they are r + 1
 already. φ falls with every step, and a set of rivals has one best λ, so no set comes twice.
 """
@@ -44,7 +44,7 @@ class Rivals(NamedTuple):
 
 
 class Room(NamedTuple):
-    """The active rivals of the key at hand, and room to work in."""
+    """The active rivals of the current key, and work arrays."""
 
     names: Ints
     differences: Floats  # (r + 2, r): a
@@ -73,7 +73,7 @@ def rivals_of(points: Floats, heights: Floats) -> Rivals:
 def reach(rivals: Rivals, queue: Ints, first: Ints) -> tuple[Ints, Floats, Ints, Floats]:
     """Verdicts for the keys in the queue, each with a rival to begin with: status, y (m, r), supports and weights.
 
-    Supports (m, r + 2) are padded by −1. Keys may be asked one by one: nothing is kept between calls.
+    Supports (m, r + 2) are padded by −1. Keys may be passed one by one: nothing is kept between calls.
 
     >>> line = rivals_of(np.array([[0.0], [1.0], [2.0]]), np.array([0.0, 0.0, -5.0]))
     >>> status, y, supports, weights = reach(line, np.array([1, 2]), np.array([0, 0]))
@@ -236,7 +236,7 @@ def _towards_best(rivals, room, used):  # type: ignore[no-untyped-def]
     along = upright / distance if distance > FLAT * rivals.longest else 0.0
     for k in range(len(room.y)):
         room.y[k] = along * room.x[k] + room.h[k]
-    # Inside the ball beyond doubt, in whatever order its squares are added up.
+    # Certainly inside the ball, with its squares added in any order.
     length, most = math.sqrt(dot(room.y, room.y)), 1.0 - (len(room.y) + 8) * 2.0**-51
     if length > most:
         for k in range(len(room.y)):

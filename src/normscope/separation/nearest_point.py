@@ -4,7 +4,7 @@ Keep a few active points and the point x of their hull nearest to 0. The point l
 nearest point is found again, and points that it does not need leave. In the end either x = 0, and its weights
 reproduce zᵢ, or every x·yⱼ > 0, and −x is a query that prefers zᵢ.
 
-Finding the lowest point is the work. So it is sought first on a short list from the last search, then among the keys
+Most of the work is finding the lowest point, so it is tried first on a short list of the last search, then among keys
 already known to be extreme (Clarkson), and only then among all: in single precision with a bound on its error, in
 double where that is not enough. A key that is the lowest of all by more than that error is extreme itself, and x is
 its witness.

@@ -1,11 +1,11 @@
-"""From keys to certificates: round coordinates, own directions, nearest points, and near ties at last.
+"""From keys to certificates: round coordinates, own directions, nearest points, and finally near ties.
 
 Every pass goes over many sets at once: a set of 20 keys is solved in microseconds, and takes most of a millisecond to
-be handed from one function to the next. A large set is a batch of one. Only what few sets need is done set by set:
+be passed from one function to the next. A large set is a batch of one. Only rare work is done set by set:
 duplicates set apart, directions of mere noise left out, near ties settled exactly.
 
-Nothing leaves here that the checker would not pass: a query whose margin is not above rounding, or weights whose key
-is not clearly inside, go on to be settled exactly.
+Only certificates that the checker would pass are returned: a query whose margin is within rounding, or weights whose
+key is not clearly inside, are settled exactly.
 """
 
 from collections.abc import Iterator, Mapping
@@ -139,7 +139,7 @@ def _solve_distinct(keys: Floats, biased: bool, asked: Bools) -> tuple[Certifica
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """What the two passes say of the keys that were asked for, in round coordinates."""
+    """Results of the two passes for the requested keys, in round coordinates."""
 
     wins: Bools  # (m, n)
     directions: Floats  # (m, n, r): in which those that win do
@@ -238,7 +238,7 @@ def _entries(c: Certificates) -> tuple[Ints, Ints, Ints, Floats]:
 
 
 def _settled(keys: Floats, whitened: Whitened, unclear: Bools) -> Iterator[Certificates]:
-    """What exact arithmetic shows of the keys that floats leave open, one by one while the budget of a set lasts."""
+    """Verdicts of exact arithmetic on the keys that floats leave open, one by one while the budget of a set lasts."""
     shape = keys.shape[:2]
     for number in np.flatnonzero(unclear.any(axis=1)):
         some, alone, budget = keys[number], whitened.alone(int(number)), Budget(EXACT_ENTRIES)

@@ -1,4 +1,4 @@
-"""One problem with reachable queries: the plain question first, then the ellipsoid for the keys that are left.
+"""One problem with reachable queries: first for any query, then over the ellipsoid for the remaining keys.
 
 A key that no query prefers at all is not preferred by a reachable one either, and its weights prove that too. Keys that
 are clearly weighted means of others are no rivals: a query that beats the others beats them.

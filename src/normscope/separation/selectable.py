@@ -4,7 +4,7 @@
 
 without a bias: iff kᵢ is outside the convex hull of the others [1]. If queries must come from an ellipsoid,
 q = c + Ay with |y| ≤ 1, then iff no weights have |Aᵀx| + c·x + bᵢ − Σλb ≤ 0 with x = kᵢ − Σλk. Either side of an "iff"
-is a certificate, and every answer carries one.
+is a certificate, and every verdict carries one.
 
 [1] Brody et al., On the Expressivity Role of LayerNorm in Transformers' Attention, ACL Findings 2023.
 """

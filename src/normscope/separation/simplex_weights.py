@@ -2,7 +2,7 @@
 
 With a simplex of r + 1 corners in rank r, weights are the solution of a square system, M β = (zᵢ, 1), and βₐ over the
 length of the gradient of βₐ is the distance to the face opposite corner a. If that distance is well above rounding for
-every corner, the key is inside whatever the last digits are. A ray counts as a corner at infinity: (ray, 0).
+every corner, the key is inside regardless of rounding. A ray counts as a corner at infinity: (ray, 0).
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def _inside(
         part = slice(start, start + step)
         is_ray = supports[part] == count
         corners = np.where(is_ray, 0, supports[part])
-        some = () if owner is None else (owner[part],)  # of which set each row is, where there are many
+        some = () if owner is None else (owner[part],)  # the set of each row, where there are many
         own, named = (*some, rows[part]), (*(each[:, None] for each in some), corners)
         back, longest = whitened.back[some], whitened.longest[some]
         simplices = _homogeneous(whitened.points[named])  # (a, r + 1, r + 1)
@@ -66,7 +66,7 @@ def _inside(
             length = -np.sqrt(rank) / np.linalg.norm(back[..., -1, :], axis=-1)
             differences[is_ray] = 0.0
             differences[..., -1] += np.where(is_ray, np.reshape(length, (-1, 1)), 0.0)
-        with np.errstate(all="ignore"):  # what leaves the range of floats is not inside
+        with np.errstate(all="ignore"):  # overflow counts as not inside
             found = _refined(
                 _homogeneous(whitened.points[own]), simplices, whitened.centred[own], differences, is_ray, back
             )

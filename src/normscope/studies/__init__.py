@@ -1,1 +1,1 @@
-"""Questions asked of a whole model, one per file."""
+"""Studies of a whole model, one per file."""

@@ -1,4 +1,4 @@
-"""How much of a norm's output no affine map of its input explains, on real inputs: a measurement, and no bound.
+"""How much of a norm's output no affine map of its input explains, on real inputs: a measurement, not a bound.
 
     share = Σ|y − Ax − b|² / Σ|y − ȳ|²       over held-out inputs, A and b fitted on the others
 
@@ -44,7 +44,7 @@ class AffineFitter:
             return
         if self._origin is None:
             self._origin = x[0].copy(), linear[0].copy(), y[0].copy()
-        with np.errstate(all="ignore"):  # moments beyond all floats are found out in the end
+        with np.errstate(all="ignore"):  # overflow is detected at the end
             moved = [part - first for part, first in zip((x, linear, y), self._origin, strict=True)]
             for turn in range(2):
                 rows = slice((turn + self._seen) % 2, None, 2)
@@ -52,7 +52,7 @@ class AffineFitter:
         self._seen += len(x)
 
     def result(self) -> AffineFit | None:
-        """None with fewer than two inputs in each half, or where the held-out outputs do not differ."""
+        """The fit; None with fewer than two inputs in each half, or if the held-out outputs do not differ."""
         fitted, held_out = self._halves
         if min(fitted.count, held_out.count) < 2:
             return None

@@ -1,11 +1,11 @@
-"""Equal attention: is there a query that scores all keys alike, can the model make it, and do its queries come near?
+"""Equal attention: does a query score all keys equally, can the model produce it, and do its queries come close?
 
     keys k = W y + c, and y ⊥ α up to a constant, α the dead direction of the norm behind them (1/gain of a LayerNorm)
     so q·k is the same for all y  iff  Wᵀq ∥ α  or  Wᵀq = 0
 
 A head has fewer channels than the norm, so Wᵀq reaches only the row space of W. The angle between α and that space says
-how nearly a query can score all possible keys alike; q* with Wᵀq* = the projection of α is the nearest one. Whatever
-the norm, the direction in which the real keys spread least is the best that a query can do on them.
+how nearly a query can score all possible keys equally; q* with Wᵀq* = the projection of α is the closest one. For any
+norm, the direction in which the real keys spread least is the best that a query can do on them.
 """
 
 import math
@@ -26,7 +26,7 @@ class EqualQuery:
 
     direction: Floats  # (D,), of unit length
     angle: float  # degrees between α and what W can express: 0 if q* scores all possible keys alike
-    reach: float | None  # the longest multiple of it that the model can make; 0: none; None: not known which it can
+    reach: float | None  # the longest multiple of it that the model can produce; 0: none; None: unknown
     everywhere: bool  # whether it is the same at every position
     reason: str | None = None  # why its reach is not known
 
@@ -100,7 +100,7 @@ def angles_to(direction: Floats, queries: Floats) -> Floats:
 
 
 class EqualAttentionGatherer:
-    """Give it the keys and queries of a head, sequence by sequence, then ask for the result."""
+    """Add the keys and queries of a head, sequence by sequence, then take the result."""
 
     def __init__(self, layer: str, head: int) -> None:
         self._layer, self._head = layer, head

@@ -22,7 +22,7 @@ from normscope.studies.landing import LandingGatherer
 
 NEAR_ZERO = 1e-3  # of the median |gain|
 DEAD = float(np.finfo(np.float32).eps)  # of the largest |gain|: zero within the rounding of float32
-FOREMOST = 5  # channels named of a direction
+FOREMOST = 5  # channels listed per direction
 
 
 def inspect(
@@ -41,12 +41,12 @@ def inspect(
     model
         A folder in Hugging Face format, a .safetensors, .gguf, .pt, .pth or .bin file, or a torch module.
     text, inputs
-        What the model, a folder or a module, is run on. Without them only the weights of norms are read. Which module
-        reads which is seen on the first batch of inputs; models of transformers need none for that.
+        Text or inputs to run the model (a folder or a module) on. Without them only the weights of norms are read.
+        Which module reads which is traced on the first batch of inputs; models of transformers need none for that.
     device, dtype
-        Where, and in which floating-point type, a folder is run on them.
+        Device and floating-point type to run a folder in.
     progress
-        Called with batches or norms and a word on what they are; see `normscope.progress`.
+        Called with batches or norms and a description; see `normscope.progress`.
 
     Returns
     -------
@@ -94,18 +94,18 @@ def _landings(subject: Subject, inventory: Inventory, progress: Progress) -> Map
                 found = inventory[name]
                 seen = captured.norms[str(found.path)]
                 if found.path in captured.skipped or not _agrees(found, seen):
-                    del gatherers[name]  # what it reads is not what it normalizes
+                    del gatherers[name]  # it does not normalize its input
                 elif seen.input is not None:
                     try:
                         gatherers[name].add(as_rows(seen.input, found))
-                    except ValueError as error:  # not finite, as where half precision overflows
+                    except ValueError as error:  # not finite, for example on overflow in half precision
                         raise InputError(f"the input of {name}: {error}") from None
             captured.clear()
     return {name: gatherer.result() for name, gatherer in gatherers.items()}
 
 
 def _agrees(found: FoundNorm, seen: Activations) -> bool:
-    """Whether a call that was not checked in the graph gave what the norm gives, on some of its rows."""
+    """Whether the output of a call that was not checked in the graph agrees with the norm, on some of its rows."""
     if found.unchecked is None or found.norm is None or seen.input is None or seen.output is None:
         return True
     x, output = (as_rows(values, found)[:ROWS] for values in (seen.input, seen.output))
@@ -117,7 +117,7 @@ def as_rows(x: Tensor, found: FoundNorm) -> Floats:
     """Inputs or outputs of a norm as rows of channels."""
     channels_last = x.movedim(found.axis, -1) if found.axis != -1 else x
     if found.size not in np.cumprod(channels_last.shape[::-1]):  # one axis, or several that are normalized together
-        raise InputError(f"{found.size} channels are expected, got an input of shape {tuple(x.shape)}")
+        raise InputError(f"expected {found.size} channels, got an input of shape {tuple(x.shape)}")
     rows: Floats = channels_last.reshape(-1, found.size).cpu().double().numpy()
     return rows
 
@@ -196,7 +196,7 @@ def _axes(norm: Norm, live: Norm) -> Axes:
 
 
 def _ratio(longest: float, shortest: float) -> float | None:
-    """None where it is beyond all floats."""
+    """The ratio; None on overflow."""
     with np.errstate(over="ignore"):
         ratio = float(np.float64(longest) / np.float64(shortest))
     return ratio if np.isfinite(ratio) else None

@@ -1,4 +1,4 @@
-"""Sets of keys and what becomes of them: solved in parallel, every certificate checked."""
+"""Verdicts on sets of keys: solved in parallel, every certificate checked."""
 
 import os
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from normscope.separation.selectable import selectable
 class Question:
     """The keys of one sequence at one place, or at several that share them."""
 
-    places: tuple[int, ...]  # where the verdict is to be counted
+    places: tuple[int, ...]  # where the verdict counts
     sequence: int
     positions: Ints  # of the keys in their sequence
     tokens: list[int] | None  # of the whole sequence
@@ -33,7 +33,7 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """What is known of each key: masks (n,)."""
+    """The verdict on each key, as masks (n,)."""
 
     answer: KeySet
     never_selected: Bools
@@ -42,7 +42,7 @@ class Verdict:
 
 
 def verdicts(questions: Sequence[Question], causal: bool, progress: Progress, what: str) -> list[Verdict]:
-    """In parallel: the solver is compiled code that other threads need not wait for, with one BLAS thread for each."""
+    """Solve in parallel: the solver is compiled code that releases the GIL, with one BLAS thread each."""
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1), ThreadPoolExecutor(_processors()) as pool:
@@ -54,7 +54,7 @@ def verdicts(questions: Sequence[Question], causal: bool, progress: Progress, wh
 
 
 def verdict(question: Question, causal: bool = False) -> Verdict:
-    """One question; with `causal`, each key is asked among those up to its own position.
+    """Solve one question; with `causal`, each key competes with those up to its own position.
 
     >>> line = Question((0,), 0, np.arange(3), None, np.array([[0.0], [1.0], [2.0]]))
     >>> verdict(line).never_selected, verdict(line, causal=True).never_selected  # when 1 came, there was no 2
@@ -76,8 +76,8 @@ def _arrays(found: CertifiedKeys) -> dict[str, Any]:
 def _among_earlier_keys(found: CertifiedKeys) -> dict[str, Any]:
     """Certificates of each key among those before it.
 
-    A query that wins against all wins against fewer, and weights of earlier keys are weights among fewer. Only keys
-    that lose against later ones are asked again, and against rivals that are not themselves weighted means of earlier
+    A query that wins against all wins against fewer, and weights of earlier keys stay valid among fewer. Only keys
+    that lose against later ones are solved again, and against rivals that are not themselves weighted means of earlier
     ones: a query that beats those beats these.
     """
     keys, shape, near_ties = found.keys, found.mask.shape, found.near_ties.copy()

@@ -1,4 +1,4 @@
-"""Which keys of a text no query can select: asked of every layer or head of a model, every answer with a certificate.
+"""Which keys of a text no query can select: for every layer or head of a model, every verdict with a certificate.
 
     at input    the vectors that go into the norm before a layer's attention
     at output   those that come out of it
@@ -62,7 +62,7 @@ def keys(
     model
         A folder in Hugging Face format, or a torch module.
     text, inputs
-        What the model is run on. Padding is left out.
+        Text or inputs to run the model on. Padding is left out.
     at
         "heads": the keys of each head, as attention multiplies them; "input" or "output": the vectors that go into, or
         come out of, the norm before a layer's attention.
@@ -77,14 +77,14 @@ def keys(
         Keep keys and certificates in `sets`, so that the result can be saved and verified. False saves memory: about
         16 bytes for each channel of each key.
     device, dtype
-        Where, and in which floating-point type, a folder is loaded and run.
+        Device and floating-point type to load and run a folder in.
     progress
-        Called with the sets of keys of each batch and a word on which it is; see `normscope.progress`.
+        Called with the sets of keys of each batch and a description; see `normscope.progress`.
 
     Returns
     -------
     KeySelection
-        Counts for every layer or head, each of them certified, and how near heads come to equal attention.
+        Certified counts for every layer or head, and how close heads come to equal attention.
 
     >>> from normscope import demo_model
     >>> keys(demo_model(), text="To be, or not to be, that is the question.", at="output")
@@ -92,11 +92,11 @@ def keys(
     """
     _require_choices(at=(at, At), queries=(queries, Queries), rivals=(rivals, Rivals))
     if queries == "reachable" and at != "heads":
-        raise InputError(f"reachable queries are those of heads: they need at = heads, got {at!r}")
+        raise InputError(f"reachable queries are defined for heads only: they need at = heads, got {at!r}")
     if queries == "reachable" and rivals == "causal":
         raise InputError(
-            "reachable queries and causal rivals cannot be combined: one is about the queries of the last position, "
-            "the other about each key's own"
+            "reachable queries and causal rivals cannot be combined: one uses the queries of the last position, "
+            "the other those of each key's own"
         )
     most = None if max_keys is None else as_count(max_keys, "max_keys", least=1)
     subject = Subject(model, text=text, inputs=inputs, device=device, dtype=dtype)
@@ -116,7 +116,7 @@ def _require_choices(**given: tuple[Any, Any]) -> None:
 
 
 class _Study:
-    """Takes batches one after the other; keeps counts, and certificates if they are asked for."""
+    """Takes batches one after the other; keeps counts, and certificates if requested."""
 
     def __init__(
         self, model: nn.Module, at: At, queries: Queries, rivals: Rivals, max_keys: int | None, keep: bool
@@ -134,7 +134,7 @@ class _Study:
         self._holds = True
 
     def add(self, batch: Mapping[str, Tensor], progress: Progress, what: str) -> None:
-        """Run the model on a batch, and ask about the keys of all places."""
+        """Run the model on a batch, and solve for the keys of all places."""
         if not self._sequences:
             self._norms = dict(_plain_norms(self._model, batch))
         with capture(self._model, norms=self._norms, heads=True) as captured:
@@ -153,7 +153,7 @@ class _Study:
     def result(self, subject: Subject) -> KeySelection:
         missed = tuple(NotCovered(layer, reason) for layer, reason in self._not_covered.items())
         if not self._tallies:
-            raise InputError(f"no layer of {subject.name} can be asked: {missed[0].reason if missed else 'none ran'}")
+            raise InputError(f"no layer of {subject.name} is covered: {missed[0].reason if missed else 'none ran'}")
         tokens = sorted({token for tally in self._tallies.values() for token in tally.tokens()})
         texts = {} if subject.path is None else dict(zip(tokens, token_texts(subject.path, tokens), strict=True))
         return KeySelection(
@@ -172,7 +172,7 @@ class _Study:
         )
 
     def _about_norms(self, batch: Mapping[str, Tensor], captured: capture) -> Iterator[Question]:
-        """Keys at the input or output of the norm before each layer; a norm that several layers read is asked once."""
+        """Keys at the input or output of the norm before each layer; a norm that several layers read is solved once."""
         if self._before is None:
             self._before = norms_before_keys(self._model, self._norms, batch)
         readers: dict[str, list[str]] = {}
@@ -196,7 +196,7 @@ class _Study:
                 yield self._question(places, batch, row, positions, vectors[row])
 
     def _about_heads(self, batch: Mapping[str, Tensor], captured: capture) -> Iterator[Question]:
-        """Keys of every head; heads that share them are asked once, unless their own queries matter."""
+        """Keys of every head; heads that share them are solved once, unless their own queries matter."""
         if self._queries is None:
             self._queries = ReachableQueries(HeadMaps(self._model, self._norms, batch), self._norms)
         outputs = {norm: recorded.output for norm, recorded in captured.norms.items() if recorded.output is not None}

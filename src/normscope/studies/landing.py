@@ -1,9 +1,9 @@
-"""Where the real inputs of a norm land, gathered piece by piece in constant memory.
+"""Where the real inputs of a norm land, gathered batch by batch in constant memory.
 
-Of each input x (Πx its projection): how near the surface of the ellipsoid its output lies; its share along the ones
+For each input x (Πx its projection): how close its output is to the surface of the ellipsoid; its share along the ones
 vector, |x − Πx|²/|x|²; |mean|/σ, which half precision must subtract away; the angle between Πx and x, by which a
-LayerNorm differs from an RMSNorm there; and how much the norm bends there, H, with the factor that groups would bring.
-Of all inputs: the share of the output's variance that no affine map explains.
+LayerNorm differs from an RMSNorm there; and how much the norm bends there, H, with the factor for other groups.
+For all inputs: the share of the output's variance that no affine map explains.
 """
 
 import numpy as np
@@ -15,9 +15,9 @@ from normscope.results.inspection import GroupFactor, Landing
 from normscope.results.rows import Spread
 from normscope.studies.affine_fit import AffineFitter
 
-KEPT = 4096  # values of a figure of which quantiles are taken: all of them, or a random sample
+KEPT = 4096  # values of a figure kept for its quantiles: all of them, or a random sample
 POINTS = 400  # outputs kept for a picture
-LARGEST = np.finfo(float).max  # stands for infinity, which JSON can't say
+LARGEST = np.finfo(float).max  # stands for infinity, which JSON lacks
 
 
 class LandingGatherer:
@@ -76,7 +76,7 @@ class LandingGatherer:
             self._outputs.append(norm(x[:room]))
 
     def result(self) -> Landing | None:
-        """None if no input was given."""
+        """The figures over all inputs; None without inputs."""
         if not self._inputs:
             return None
         spread = {name: reservoir.spread() for name, reservoir in self._figures.items()}

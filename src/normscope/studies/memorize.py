@@ -28,7 +28,7 @@ def memorize_file(file: Path, label: str | None = None, *, progress: Progress = 
     Returns
     -------
     Memorized
-        Of labels as text.
+        The network and its samples; labels are text.
     """
     table = read_labelled_table(file, label)
     names = np.array(table.labels)

@@ -1,10 +1,10 @@
-"""Certified ranges: how far each output of a linear layer that reads a norm can go, from the weights alone.
+"""Certified ranges of every output of a linear layer that reads a norm, from the weights alone.
 
     w·y + a   is between   a + w·b − ρ   and   a + w·b + ρ,     ρ = Σ √c·|Π G w| over the groups of c channels
 
-The interval is exact over all inputs of the norm: nothing passes it, and the input x = t·Π G w (in each group) comes as
-near to an end as one likes when t grows. That input is given for the worst output of every layer, and tried on the
-model's own operations, as traced. All this is real arithmetic: a promise about floating-point outputs needs slack for
+The interval is exact over all inputs of the norm: no output leaves it, and the input x = t·Π G w (in each group) comes
+arbitrarily close to an end as t grows. That input is the witness for the worst output of every layer, run through the
+model's own operations, as traced. All this is real arithmetic: a bound on floating-point outputs needs slack for
 rounding on top, of the order of the number of channels times the precision times Σ|wₙ|·|yₙ|.
 """
 
@@ -41,24 +41,24 @@ def ranges(
     dtype: str | None = None,
     progress: Progress = silent,
 ) -> LayerRanges:
-    """How far each output of a linear layer that reads a norm can go, over all inputs, from the weights alone.
+    """The range of every output of a linear layer that reads a norm, over all inputs, from the weights alone.
 
     Parameters
     ----------
     model
         A folder in Hugging Face format, or a torch module.
     text, inputs
-        What the model is traced on, to see which layer reads which norm: the first batch. Models of transformers need
-        neither.
+        Text or inputs to trace the model on, to see which layer reads which norm: the first batch. Models of
+        transformers need neither.
     device, dtype
-        Where, and in which floating-point type, a folder is loaded. Bounds are computed in float64.
+        Device and floating-point type to load a folder in. Bounds are computed in float64.
     progress
-        Called with the norms and a word on what they are; see `normscope.progress`.
+        Called with the norms and a description; see `normscope.progress`.
 
     Returns
     -------
     LayerRanges
-        An interval for each layer, with an input that comes as near to its end as claimed.
+        An interval for each layer, with a witness: an input that comes as close to the bound as claimed.
 
     >>> from torch import ones
     >>> model = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 1))
@@ -90,7 +90,7 @@ def ranges(
 
 
 def _obstacle(graph: ModelGraph, path: str, found: FoundNorm) -> str | None:
-    """Why nothing is known for all inputs about what reads a norm."""
+    """Why no bound for all inputs is known for the readers of a norm."""
     if found.obstacle is not None:
         return found.obstacle
     shape = next((shape for shape in graph.shapes(path) if shape[-1:] != (found.size,)), None)
@@ -155,7 +155,7 @@ def _unbounded(what: dict[str, Any]) -> LayerRange:
 
 
 def _blocks(weight: Tensor, name: str) -> Iterator[tuple[slice, Floats]]:
-    """The rows of a matrix in float64, some at a time."""
+    """The rows of a matrix in float64, a block at a time."""
     step = max(1, BLOCK // weight.shape[1])
     for start in range(0, len(weight), step):
         rows = slice(start, start + step)
@@ -165,7 +165,7 @@ def _blocks(weight: Tensor, name: str) -> Iterator[tuple[slice, Floats]]:
 def driving_input(norm: Norm, w: Floats) -> Floats:
     """An input for which w·norm(x) is within 1e-7 of its supremum, relative to ρ: along Π G w in each group.
 
-    Its root mean square is so large that eps hardly counts, wherever the norm puts it.
+    Its root mean square is so large that eps is negligible, inside or outside the root.
 
     >>> driving_input(Norm(gain=[1, 2], eps=1e-12), np.array([3.0, 1.0]))
     array([ 1., -1.])
@@ -216,4 +216,4 @@ def _not_covered(graph: ModelGraph, norms: Mapping[str, FoundNorm], refused: Map
         elif count < layer.calls:
             yield NotCovered(layer.label, f"does not read a norm in {layer.calls - count} of its {layer.calls} calls")
     for other in graph.other_layers():
-        yield NotCovered(other, "applies its weights in a way that is not followed: no plain matrix product")
+        yield NotCovered(other, "applies its weights in an unsupported way: not a plain matrix product")

@@ -1,4 +1,4 @@
-"""The queries that a head can make: the image of a norm's ellipsoid under the map to its queries."""
+"""The queries that a head can produce: the image of a norm's ellipsoid under the map to its queries."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,12 +39,12 @@ class HeadRun:
 
     @property
     def queries(self) -> Floats:
-        """Those of the same positions; all of them where they are of another sequence than the keys."""
+        """The queries at the positions of the keys; all queries if they belong to another sequence."""
         return self.query[self.positions] if len(self.query) == len(self.key) else self.query
 
 
 class ReachableQueries:
-    """What norms and weights say about the queries of heads, at the last position of a sequence."""
+    """The reachable queries of heads, from norms and weights, at the last position of a sequence."""
 
     def __init__(self, maps: HeadMaps, norms: Mapping[str, FoundNorm]) -> None:
         self._maps, self._norms = maps, norms
@@ -52,7 +52,7 @@ class ReachableQueries:
         self._directions: dict[tuple[str, int], tuple[AffineMap, tuple[Floats, float]]] = {}
 
     def ellipsoid(self, run: HeadRun) -> Ellipsoid:
-        """All queries that the head can make."""
+        """All queries that the head can produce."""
         seen = run.query[run.last_query]
         found = self._maps.map(run.layer, "query", run.head, run.outputs, run.row, run.last_query, seen)
         key = (run.layer, run.head)
@@ -61,7 +61,7 @@ class ReachableQueries:
         return self._ellipsoids[key][1]
 
     def equal(self, run: HeadRun) -> EqualQuery:
-        """The query that comes nearest to scoring all keys alike."""
+        """The query that comes closest to scoring all keys equally."""
         seen = run.key[run.last_key]
         found = self._maps.map(run.layer, "key", run.sharing[0], run.outputs, run.row, run.last_key, seen)
         key = (run.layer, run.sharing[0])

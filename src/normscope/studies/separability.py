@@ -1,7 +1,7 @@
 """How well classes of inputs separate before and after every norm of a model: SSR and LSSR of what goes in and out.
 
 LSSR is the least share of scatter within classes that any linear map reaches (see `scatter`). Linear layers can't lower
-it; a norm can, and where it does, it has made the classes easier to tell apart for all linear readers behind it.
+it; a norm can, and where it does, it makes the classes easier to separate for all linear layers after it.
 
 Each input is one sample: the mean of its vectors over its positions (tokens, patches, heads), so that a linear map of
 the sample is the mean of what it makes of the vectors.
@@ -42,7 +42,7 @@ def separability(
     dtype: str | None = None,
     progress: Progress = silent,
 ) -> ClassScatter:
-    """SSR and LSSR of labelled inputs before and after every norm of a model that all of them pass.
+    """SSR and LSSR of labelled inputs before and after every norm of a model that all inputs pass through.
 
     Two vectors for every input and norm are held in memory, in float64.
 
@@ -51,15 +51,15 @@ def separability(
     model
         A folder in Hugging Face format, or a torch module.
     text
-        Texts, each of which is one input; needs a folder with a tokenizer. Long texts are run in pieces.
+        Texts, each one input; needs a folder with a tokenizer. Long texts are run in pieces.
     inputs
-        Batches, each row of which is one input. What an attention_mask marks as padding is left out.
+        Batches; each row is one input. Padding according to an attention_mask is left out.
     labels
         One for each input; two classes or more.
     device, dtype
-        Where, and in which floating-point type, a folder is loaded and run.
+        Device and floating-point type to load and run a folder in.
     progress
-        Called with the batches and a word on what they are; see `normscope.progress`.
+        Called with the batches and a description; see `normscope.progress`.
 
     Returns
     -------
@@ -117,7 +117,7 @@ class _Samples:
         self._before, self._after = np.zeros((2, count, found.size))
 
     def add(self, given: Tensor, output: Tensor, owners: NDArray[np.intp], mask: Tensor | None) -> None:
-        """Vectors of some inputs, those of each along the first axis; with one input alone, all are its own."""
+        """Add vectors of some inputs, one input per entry of the first axis; with a single input, all are its own."""
         if len(given) != len(owners) and len(owners) > 1:
             raise InputError(
                 f"the input of {self.found.name} has {len(given)} rows for a batch of {len(owners)} inputs, which does "
@@ -155,7 +155,7 @@ class _Samples:
 
 
 def _runs(subject: Subject) -> Iterator[Run]:
-    """What the model is run on: texts one by one, so that none is padded, or batches as they were given."""
+    """The runs of the model: texts one by one, so that none is padded, or batches as given."""
     if subject.text is not None:
         texts = [subject.words] if isinstance(subject.words, str) else subject.words
         assert subject.path is not None

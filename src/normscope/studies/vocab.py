@@ -18,7 +18,7 @@ from normscope.certificates.token_certificates import TokenCertificates
 from normscope.certificates.token_table import Table
 from normscope.data import demo_model
 from normscope.errors import InputError
-from normscope.files import require_writable, write_whole
+from normscope.files import require_writable, write_atomically
 from normscope.models.batches import Inputs
 from normscope.models.subject import Subject, Text
 from normscope.models.token_texts import token_texts
@@ -54,17 +54,17 @@ def vocab(
     model
         A folder in Hugging Face format, a .safetensors, .gguf or torch file, or a torch module.
     text, inputs
-        What the model is run on, to see which matrix scores tokens and which norm it reads: the first batch. Models of
-        transformers need neither.
+        Text or inputs to run the model on, to see which matrix scores tokens and which norm it reads: the first batch.
+        Models of transformers need neither.
     seconds
         Stop after this many seconds; tokens without a verdict by then are open. None: no limit.
     resume
         A .safetensors file, as `save` writes it. If it exists, the search resumes from it; it is updated while the
         search runs, and at its end.
     device, dtype
-        Where, and in which floating-point type, a folder is loaded. float32 holds float16 and bfloat16 exactly.
+        Device and floating-point type to load a folder in. float32 holds float16 and bfloat16 exactly.
     progress
-        Called with what is gone through and a word on what it is; see `normscope.progress`.
+        Called with the items of each phase and a description; see `normscope.progress`.
 
     Returns
     -------
@@ -90,7 +90,7 @@ def vocab(
     if target is not None:
         if target.exists():
             findings = _resumed(target, described.table)
-        clock.keep = lambda: write_whole(described.result(*findings.certificates()).to_bytes(), target)
+        clock.keep = lambda: write_atomically(described.result(*findings.certificates()).to_bytes(), target)
     try:
         search(described.table, findings, clock, progress)
     finally:
@@ -105,18 +105,18 @@ def read_again(result: TokenVerdicts, model: nn.Module | str | Path | Subject | 
     Parameters
     ----------
     result
-        What `normscope.vocab` returned, or what was loaded from a file.
+        A result of `normscope.vocab`, new or loaded from a file.
     model
-        The model, or a Subject with the inputs that it is run on. None: it is read from where it was.
+        The model, or a Subject with the inputs to run it on. None: it is read from its recorded path.
 
     Returns
     -------
     TableRead
-        Its table, and all that the result says about it.
+        Its table, and the facts that the result states about it.
     """
     where = demo_model() if result.path == DEMO else result.path
     if model is None and where is None:
-        raise InputError("these verdicts are about a module that was in memory: give the model to check them against")
+        raise InputError("these verdicts are about a module in memory: pass the model to check them against")
     target = where if model is None else model
     assert target is not None
     subject = target if isinstance(target, Subject) else Subject(target, dtype=result.dtype)
@@ -134,7 +134,7 @@ DEMO = "the demo model"  # no absolute path
 
 
 class _Described:
-    """A model as far as verdicts on its tokens need it: read once, and what the result says about it."""
+    """The parts of a model that verdicts on its tokens need, read once, with its description for the result."""
 
     def __init__(self, subject: Subject, dtype: str | None) -> None:
         self._subject, self._dtype = subject, dtype
@@ -180,7 +180,7 @@ class _Described:
         return None if path is None else DEMO if path == demo_model() else str(path.resolve())
 
     def _named(self, tokens: list[int]) -> dict[int, str | None]:
-        """What tokens stand for, each asked of the tokenizer once."""
+        """The texts of tokens, each looked up in the tokenizer once."""
         path, new = self._subject.path, [token for token in tokens if token not in self._texts]
         texts = [None] * len(new) if path is None else token_texts(path, new)
         self._texts.update(zip(new, texts, strict=True))
@@ -196,7 +196,7 @@ def _why_not(found: Unembedding, norm: Norm | None) -> str | None:
 
 
 def _resumed(path: Path, table: Table) -> Findings:
-    """What a file holds, if it is about this table."""
+    """The findings in a file, if it is about this table."""
     stored = load(path)
     if not isinstance(stored, TokenVerdicts):
         raise InputError(f"{path} has other results than verdicts on tokens ({stored.kind}): choose another file")

@@ -1,4 +1,4 @@
-"""What a search has shown about the tokens of a table so far: verdicts with their certificates, as they grow."""
+"""The findings of a running search about the tokens of a table: verdicts with their certificates."""
 
 from dataclasses import dataclass, field
 
@@ -28,7 +28,7 @@ class Answers:
 
     @classmethod
     def resumed(cls, found: TokenCertificates) -> "Answers":
-        """What certificates say, to add to."""
+        """Answers from certificates, to add to."""
         count = len(found.verdict)
         return cls(
             verdict=found.verdict.astype(np.int8),
@@ -85,7 +85,7 @@ class Findings:
         return cls(Answers.none_yet(tokens), Answers.none_yet(tokens) if reachable else None)
 
     def share(self) -> None:
-        """Carry over what the answers to one question say about the other."""
+        """Carry over verdicts from one set of vectors to the other where they imply each other."""
         if self.reachable is None:
             return
         ours, theirs = self.any_vector.verdict, self.reachable.verdict
@@ -94,6 +94,6 @@ class Findings:
         theirs[lost] = ours[lost]
 
     def certificates(self) -> tuple[TokenCertificates, TokenCertificates | None]:
-        """What has been shown, as plain arrays."""
+        """The findings as plain arrays."""
         self.share()
         return self.any_vector.certificates(), None if self.reachable is None else self.reachable.certificates()

@@ -35,12 +35,12 @@ from normscope.vocabulary.token_view import View
 AT_ONCE = 256  # vectors that are checked together
 FEW = 128  # tokens that are asked one by one sooner than in other coordinates
 BETWEEN_SAVES = 30.0  # seconds
-INSIDE = 1 - 1e-12  # length of a u that is to be in the unit ball beyond doubt
+INSIDE = 1 - 1e-12  # length of a u that is certainly in the unit ball
 
 
 @dataclass(eq=False)
 class Clock:
-    """When to stop, when to keep what there is, and what the phases took in CPU seconds."""
+    """When to stop, when to save, and the CPU seconds of each phase."""
 
     deadline: float | None = None  # on time.monotonic
     keep: Callable[[], None] = lambda: None
@@ -48,7 +48,7 @@ class Clock:
     kept: float = field(default_factory=time.monotonic)
 
     def is_up(self) -> bool:
-        """Asked after every piece of work."""
+        """Whether time is up; called after every piece of work."""
         now = time.monotonic()
         if now - self.kept > BETWEEN_SAVES:
             self.keep()
@@ -93,7 +93,7 @@ def search(table: Table, findings: Findings, clock: Clock, progress: Progress = 
         with clock.phase("ellipsoid"):
             _turned_vectors(any_vector, findings.any_vector, findings.reachable, clock)
             if len(_unasked(reachable, findings.reachable)) and not clock.is_up():
-                reachable = _without_twins(reachable, findings.reachable)
+                reachable = _without_duplicates(reachable, findings.reachable)
             ask = _nearest_points if reachable.heights is None else _over_ellipsoid
             ask(reachable, findings.reachable, rivals, clock, progress)
         findings.share()
@@ -166,7 +166,7 @@ def _first_rivals(view: View, rivals: Ints, queue: Ints, squares: Floats) -> Int
 
 
 def _record_vectors(view: View, answers: Answers, waiting: dict[int, Floats]) -> list[int]:
-    """Keep the vectors that prefer their tokens beyond doubt; the tokens of the others. None is waiting afterwards."""
+    """Keep the vectors that provably prefer their tokens; return the tokens of the others, and empty `waiting`."""
     if not waiting:
         return []
     tokens, vectors = np.array(list(waiting)), np.array(list(waiting.values()))
@@ -204,17 +204,17 @@ def _towards(outputs: Outputs, direction: Floats) -> Floats:
     return np.asarray(u * (INSIDE / (length if length > 0 else 1.0)))
 
 
-def _without_twins(view: View, answers: Answers) -> View:
+def _without_duplicates(view: View, answers: Answers) -> View:
     """One of each kind of tokens that reachable vectors score alike, which their rows need not be."""
     best, twin_of = set_duplicates_apart((view.points(part) for part in view.parts()), view.heights)
     for place, twin in twin_of.items():
         if answers.verdict[view.names[place]] == OPEN:
-            _record_near_twin(view, answers, place, twin)
+            _record_near_duplicate(view, answers, place, twin)
     return View(view.table, view.names[best], reachable=True)
 
 
-def _record_near_twin(view: View, answers: Answers, place: int, twin: int) -> None:
-    """A token that equals another up to rounding never wins; it is tied unless it is lower beyond doubt."""
+def _record_near_duplicate(view: View, answers: Answers, place: int, twin: int) -> None:
+    """A token that equals another up to rounding never wins; it is tied unless it is provably lower."""
     _record_weights(view, answers, int(view.names[place]), view.names[[twin]], np.ones(1))
 
 
@@ -243,7 +243,7 @@ def _over_ellipsoid(view: View, answers: Answers, rivals: Ints, clock: Clock, pr
             indices, shares = view.names[supports[0][used]], weights[0][used] / weights[0][used].sum()
             _record_weights(view, answers, token, indices, shares)
         else:
-            _record_near_twin(view, answers, place, nearest_to(seen.points, squares, place))
+            _record_near_duplicate(view, answers, place, nearest_to(seen.points, squares, place))
         answers.asked[token] = token not in waiting
         if len(waiting) == AT_ONCE:
             answers.asked[_record_vectors(view, answers, waiting)] = True

@@ -17,8 +17,8 @@ a score is off by at most
 
     |v|·(1.01·(R + 2)·s·max|y| + e) + n·(1.01·(R + 2)·s·max|h| + e')
 
-where e and e' are what double precision has done to y and h before they were rounded. Whoever wins by more than twice
-that wins beyond doubt; whoever wins or loses by less is a near tie, which `certificates.token_scores` decides.
+where e and e' bound the double-precision errors of y and h before rounding. A token that wins by more than twice
+that provably wins; one that wins or loses by less is a near tie, which `certificates.token_scores` decides.
 """
 
 from dataclasses import dataclass

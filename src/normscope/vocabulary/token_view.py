@@ -65,7 +65,7 @@ class View:
     def heights(self) -> Floats | None:
         """Heights of points, their mean taken off; None where all are equal. Of any hidden vector: not asked for.
 
-        A vector that prefers a token by its row alone does so by as much as one likes when it grows.
+        A vector that prefers a token by its row alone does so by an arbitrary margin when it grows.
         """
         if not self.reachable:
             return None
@@ -76,7 +76,7 @@ class View:
 
     @cached_property
     def point_error(self) -> float:
-        """How far points may be from where exact arithmetic has them."""
+        """A bound on the error of points."""
         if not self.reachable:
             return 0.0
         size = self.table.channels
@@ -88,7 +88,7 @@ class View:
 
     @cached_property
     def height_error(self) -> float:
-        """How far differences of heights may be off, a half on each side."""
+        """A bound on the error of differences of heights, half on each side."""
         if not self.reachable:
             return 0.0
         largest = self.table.widest @ np.abs(self.outputs.center)

@@ -2,7 +2,7 @@
 
 gaussian      round: in few dimensions most keys are inside the hull, in many none is
 anisotropic   like those of a trained head: a power-law spectrum, a common offset, a few outliers
-interior      Gaussian, of which one in twenty is a convex combination of d + 1 others
+interior      Gaussian, but one in twenty is a convex combination of d + 1 others
 equal_norm    on a sphere: every key is selectable
 heavy_tailed  Student's t with 2 degrees of freedom: a few keys so long that short ones hide behind them
 lattice       small whole numbers: duplicates, keys on faces, ties everywhere

@@ -1,4 +1,4 @@
-"""One linear program per key, by HiGHS: the open way to find which keys are selectable.
+"""One linear program per key, by HiGHS: the standard way to find which keys are selectable.
 
     max t   with   q·(kᵢ − kⱼ) + s(bᵢ − bⱼ) ≥ t·|(kᵢ − kⱼ, bᵢ − bⱼ)|  for all j ≠ i,   −1 ≤ q ≤ 1,  0 ≤ s ≤ 1,  t ≤ 1
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.errors import InputError
-from normscope.files import write_whole
+from normscope.files import write_atomically
 
 
 class CellState:
@@ -44,12 +44,12 @@ class CellState:
 
         file = io.BytesIO()
         torch.save(state, file)
-        write_whole(file.getvalue(), self._state)
+        write_atomically(file.getvalue(), self._state)
         self.tell(done)
 
     def tell(self, done: float) -> None:
         """Record the share of the cell that is done, from 0 to 1."""
-        write_whole(f"{done:.6f}".encode(), self._done)
+        write_atomically(f"{done:.6f}".encode(), self._done)
 
     @property
     def fraction(self) -> float:

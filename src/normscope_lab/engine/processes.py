@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from multiprocessing import active_children, connection, get_context, parent_process
 from pathlib import Path
 
-from normscope.files import write_whole
+from normscope.files import write_atomically
 from normscope_lab.engine.cell_state import CellState
 from normscope_lab.engine.experiment import Cell, experiment_named
 
@@ -81,7 +81,7 @@ def run_cell(name: str, cell: Cell, folder: Path) -> None:
         torch.set_num_threads(before)
     rows = [{column: _finite(value) for column, value in row.items()} for row in rows]
     content = {"key": cell.key, "seed": cell.seed, "seconds": seconds, "rows": rows}
-    write_whole(json.dumps(content, allow_nan=False).encode(), cell_file(folder, cell))
+    write_atomically(json.dumps(content, allow_nan=False).encode(), cell_file(folder, cell))
     state.remove()
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from normscope import __version__
 from normscope.checks import first_line, quoted
 from normscope.errors import InputError
-from normscope.files import UNFINISHED, drawn, write_whole
+from normscope.files import UNFINISHED, drawn, write_atomically
 from normscope_lab.engine.experiment import Cell, Experiment, Settings, as_result, experiment_named
 from normscope_lab.engine.processes import Told, cell_file, run_cells
 from normscope_lab.engine.statistics import require_scipy
@@ -125,7 +125,7 @@ def _judged(
     )
     findings = json.dumps(result.to_dict(), indent=2, allow_nan=False).encode()
     for file, content in (contents | pages | {"findings.json": findings}).items():
-        write_whole(content, out / file)
+        write_atomically(content, out / file)
     return result
 
 
@@ -188,7 +188,7 @@ def open_folder(out: Path, name: str, preset: str, seeds: Sequence[int], setting
         if not isinstance(before, list):
             raise InputError(f"{place} is damaged: continued_at must be a list; remove the folder to start again")
         if now and now not in (there.get("commit"), *before):
-            write_whole(json.dumps({**there, "continued_at": [*before, now]}, indent=2).encode(), place)
+            write_atomically(json.dumps({**there, "continued_at": [*before, now]}, indent=2).encode(), place)
         return
     if out.exists() and any(out.iterdir()):
         raise InputError(f"{out} is not empty and holds no run: choose another --out")
@@ -196,7 +196,7 @@ def open_folder(out: Path, name: str, preset: str, seeds: Sequence[int], setting
     versions = {library: version(library) for library in ("numpy", "torch", "numba")}
     machine = {"python": platform.python_version(), "normscope": __version__, **versions}
     config = {**run, "command": command, "commit": _commit(), "versions": machine}
-    write_whole(json.dumps(config, indent=2).encode(), place)
+    write_atomically(json.dumps(config, indent=2).encode(), place)
 
 
 def finished(folder: Path, cell: Cell) -> dict[str, Any]:

@@ -176,7 +176,7 @@ def sst2_files(folder: Path) -> list[Path]:
     """The training and the test file."""
     found = [sorted(folder.glob(pattern))[:1] for pattern in FILES]
     if not all(found):
-        raise FileNotFoundError(f"{folder} must have files named {' and '.join(FILES)}, and has not")
+        raise FileNotFoundError(f"{folder} must have files named {' and '.join(FILES)}, but has not")
     return [path for paths in found for path in paths]
 
 

@@ -1,7 +1,7 @@
 """The outputs of trained norms in their ellipsoids, and the map of a LayerNorm step by step.
 
 Riechers 2024: outputs lie in a hyperplane and inside an ellipsoid whose principal axes follow from the gains; typical
-inputs land near its surface. Here: every norm of the bundled model, at every token of the bundled text.
+inputs land near its surface. Here: every norm of the demo model, at every token of the sample text.
 """
 
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ class NormOutputs(Experiment):
                 f"{near:.1%} of outputs at {NEAR:g} of the way or further; median {np.median(radius):.6f}",
                 near > 0.5,
                 f"more than half of them at {NEAR:g} or further",
-                "the bundled model and text; the paper names none",
+                "the demo model and sample text; the paper names none",
             ),
         ]
 

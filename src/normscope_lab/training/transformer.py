@@ -3,7 +3,7 @@
 With norm_first=False, as the first transformers had it: norm1(x + attention(x)), then norm2(x + feed-forward(x)).
 
 torch's own encoder layer would do, were it not for its fast path: in eval mode it reads gain and bias of norm1 and
-norm2 and computes a LayerNorm with them, whatever modules they are.
+norm2 and computes a LayerNorm with them, even if they are other modules.
 """
 
 from collections.abc import Callable
