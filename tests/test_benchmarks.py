@@ -115,7 +115,7 @@ def test_the_figures_of_vocab_are_those_of_the_run():
     for figure in (
         f"{run['tokens']:,} × {run['channels']}",
         f"own directions take {run['own_direction_seconds']:.0f} s of CPU time",
-        f"{run['own_direction_wins']:,} tokens can be reached",
+        f"{run['own_direction_wins']:,} tokens can win",
         f"take {run['rest_seconds']:.0f} s more",
         f"every certificate takes {run['check_seconds']:.0f} s",
         f"{run['own_direction_megabytes']:.0f} MB with own directions, and at {run['peak_megabytes']:,.0f} MB",
