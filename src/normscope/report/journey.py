@@ -52,7 +52,8 @@ def journey_picture(result: Memorized) -> "Figure":
         xlabel="samples, in order",
     )
     figure.suptitle(
-        f"{len(label)} samples memorised by {result.depth} LayerNorms of width {result.width}, found by {result.method}"
+        f"{len(label)} samples memorised by {result.depth} LayerNorm{'s' if result.depth != 1 else ''} "
+        f"of width {result.width}, found by {result.method}"
     )
     return figure
 
