@@ -86,8 +86,8 @@ def nonlinearity(
         groups have the same mean and variance. Other gains, or eps > 0, can take it below.
 
     >>> norm = Norm(gain=[1, 1, 1], eps=0)
-    >>> nonlinearity(norm, [-1, 0, 1]).round(4)  # 3·(d − 2)/(d·σ⁴), σ² = 2/3
-    np.float64(2.25)
+    >>> round(float(nonlinearity(norm, [-1, 0, 1])), 4)  # 3·(d − 2)/(d·σ⁴), σ² = 2/3
+    2.25
     >>> nonlinearity(norm, [[-10, 0, 10], [5, 5, 5]]).round(6)
     array([0.000225,      inf])
     >>> norm = Norm(gain=[1] * 6, eps=0)

@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 import normscope
 from normscope.cli import commands
 from normscope.cli.options import printable
-from normscope.errors import NormscopeError
+from normscope.errors import InputError, NormscopeError
 from normscope.models.transformers_library import NotFollowedWarning, no_network
 
 LONGEST_LINE, LONGEST_QUOTE = 500, 200  # characters of a message, and of typer's message about an argument
@@ -108,6 +108,8 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
     os.environ["USE_HUB_KERNELS"] = "NO"  # transformers would look for faster code on the hub
     try:
+        if any("\0" in argument for argument in sys.argv):
+            raise InputError("arguments must not contain null characters")
         with no_network(), _notes_in_one_line():
             app(prog_name="normscope")
     except (NormscopeError, OSError, MemoryError) as error:
