@@ -82,7 +82,7 @@ def main() -> None:
     }
 
     options.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=options.out) as staging:  # the folder appears whole or not at all
+    with tempfile.TemporaryDirectory(dir=options.out) as staging:  # the folder is written atomically
         folder = Path(staging) / "model"
         save(folder, model, tokenizer, record)
         sample = Path(staging) / "sample.txt"
