@@ -57,14 +57,10 @@ def verify(
             "vocab, memorize, shatter and normscope.selectable save have them"
         )
     check = named(result.checked_by)
-    if result.kind == "memorized" and against is not None:
-        from normscope.models.labelled_table import read_labelled_table
-
-        against, label = read_labelled_table(Path(against), label), None
+    if result.reread_by is not None:
+        against, label = named(result.reread_by)(result, against, label), None
     options = {name: value for name, value in (("against", against), ("label", label)) if value is not None}
     for name in options.keys() - signature(check).parameters.keys():
         raise InputError(f"{target} contains a result of type {result.kind}, which takes no {name}")
-    if (reread := getattr(type(result), "reread_by", None)) is not None:  # reads what it is about
-        options["against"] = named(reread)(result, against)
     holds, reason = check(result, progress=progress, **options)
     return Verification(str(target), result.kind, shortened(reason, LONGEST), holds)

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,13 @@ class LabelledTable(NamedTuple):
     lines: list[int]
     columns: list[str]  # names of the channels: from the header row, or numbers from 1
     label: str  # the name of the column of labels
+
+
+def table_for(result: object, against: str | os.PathLike[str] | None, label: str | None) -> LabelledTable | None:
+    """The file of samples that `normscope.verify` compares a network with; None if none is given."""
+    if against is None and label is not None:
+        raise InputError(f"label names a column of a file of samples: give the file as well, got {quoted(label)} alone")
+    return None if against is None else read_labelled_table(Path(against), label)
 
 
 def read_labelled_table(path: Path, label: str | None = None) -> LabelledTable:

@@ -54,6 +54,7 @@ class Memorized(
     checked_by="normscope.certificates.check_networks:check_memorized",
     plotted_by="normscope.report.journey:journey_picture",
     remarked_by="normscope.rules.memorized:remarks",
+    reread_by="normscope.models.labelled_table:table_for",
 ):
     """A network of LayerNorms of width 3 that gives samples their labels, with the samples; see `network`.
 

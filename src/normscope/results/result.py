@@ -30,7 +30,8 @@ class Result:
     """Base class of all results. `kind` is also the name of the file that defines the type.
 
     The strings name a function as "module:function", which is imported when needed: `checked_by` takes the result
-    and checks its certificates, `plotted_by` draws it, `remarked_by` returns sentences on what stands out in it.
+    and checks its certificates, `plotted_by` draws it, `remarked_by` returns sentences on what stands out in it;
+    `reread_by` takes the result and the two options of `normscope.verify`, and reads what the check needs beside it.
     """
 
     kind: ClassVar[str]
@@ -38,6 +39,7 @@ class Result:
     checked_by: ClassVar[str | None]
     plotted_by: ClassVar[str | None]
     remarked_by: ClassVar[str | None]
+    reread_by: ClassVar[str | None]
 
     def __init_subclass__(
         cls,
@@ -47,9 +49,10 @@ class Result:
         checked_by: str | None = None,
         plotted_by: str | None = None,
         remarked_by: str | None = None,
+        reread_by: str | None = None,
     ) -> None:
         cls.kind, cls.schema_version = kind, schema_version
-        cls.checked_by, cls.plotted_by, cls.remarked_by = checked_by, plotted_by, remarked_by
+        cls.checked_by, cls.plotted_by, cls.remarked_by, cls.reread_by = checked_by, plotted_by, remarked_by, reread_by
         _TYPES[kind] = cls
 
     @property

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,10 +54,9 @@ class TokenVerdicts(
     kind="token_verdicts",
     checked_by="normscope.certificates.check_tokens:check",
     remarked_by="normscope.rules.token_verdicts:remarks",
+    reread_by="normscope.studies.vocab:read_again",  # the model, which is not in the file
 ):
     """Which tokens can ever be the argmax: for any hidden vector, and for outputs of the last norm."""
-
-    reread_by: ClassVar[str] = "normscope.studies.vocab:read_again"  # reads the model, which is not in the file
 
     model: str
     path: str | None  # of the model, to read it again; "the demo model"; None for a module

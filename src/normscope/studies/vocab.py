@@ -16,6 +16,7 @@ from torch import nn
 from normscope.certificates.check_tokens import TableRead
 from normscope.certificates.token_certificates import TokenCertificates
 from normscope.certificates.token_table import Table
+from normscope.checks import quoted
 from normscope.data import demo_model
 from normscope.errors import InputError
 from normscope.files import require_writable, write_atomically
@@ -99,7 +100,9 @@ def vocab(
         return described.result(*findings.certificates(), clock)
 
 
-def read_again(result: TokenVerdicts, model: nn.Module | str | Path | Subject | None = None) -> TableRead:
+def read_again(
+    result: TokenVerdicts, model: nn.Module | str | Path | Subject | None = None, label: str | None = None
+) -> TableRead:
     """The model that verdicts are about, read again, for `normscope.certificates.check_tokens.check`.
 
     Parameters
@@ -108,12 +111,16 @@ def read_again(result: TokenVerdicts, model: nn.Module | str | Path | Subject | 
         A result of `normscope.vocab`, new or loaded from a file.
     model
         The model, or a Subject with the inputs to run it on. None: it is read from its recorded path.
+    label
+        Must be None: tokens have no labels.
 
     Returns
     -------
     TableRead
         Its table, and the facts that the result states about it.
     """
+    if label is not None:
+        raise InputError(f"label is for files of samples, and verdicts on tokens take none, got {quoted(label)}")
     where = demo_model() if result.path == DEMO else result.path
     if model is None and where is None:
         raise InputError("these verdicts are about a module in memory: pass the model to check them against")
