@@ -10,12 +10,11 @@ rounding on top, of the order of the number of channels times the precision time
 
 import math
 from collections.abc import Iterator, Mapping
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from normscope.checks import Floats, as_floats, frozen
 from normscope.errors import InputError
@@ -23,6 +22,7 @@ from normscope.models.batches import Inputs
 from normscope.models.float64_run import run_call
 from normscope.models.graph import LinearReader, ModelGraph
 from normscope.models.subject import Subject, Text
+from normscope.models.weights import Weights
 from normscope.norm import Norm
 from normscope.progress import Progress, silent
 from normscope.results.inventory import FoundNorm
@@ -46,7 +46,7 @@ def ranges(
     Parameters
     ----------
     model
-        A folder in Hugging Face format, or a torch module.
+        A folder in Hugging Face format, a .gguf file, or a torch module. Of a path, one tensor is read at a time.
     text, inputs
         Text or inputs to trace the model on, to see which layer reads which norm: the first batch. Models of
         transformers need neither.
@@ -69,12 +69,12 @@ def ranges(
     (-0.4495, 4.4495)
     """
     subject = Subject(model, text=text, inputs=inputs, device=device, dtype=dtype)
-    live = subject.module
-    if any(parameter.is_meta for parameter in live.parameters()):
+    if isinstance(model, nn.Module) and any(parameter.is_meta for parameter in model.parameters()):
         raise InputError("model must have its weights loaded: ranges are computed from them, got a model on meta")
-    graph = subject.traced.graph
+    inventory, weights = subject.sketch
+    graph = inventory.graph
     assert graph is not None
-    norms = {found.path: found for found in subject.traced.values() if found.path is not None}
+    norms = {found.path: found for found in inventory.values() if found.path is not None}
     layers: list[LayerRange] = []
     refused: dict[str, str] = {}
     for path, found in progress(norms.items(), "norms"):
@@ -83,7 +83,7 @@ def ranges(
         if problem is not None:
             refused |= {reader.label: f"its norm {path}: {problem}" for reader in readers}
         elif found.norm is not None:
-            layers += [_layer_range(live, graph, reader, found, found.norm) for reader in readers]
+            layers += [_layer_range(weights, graph, reader, found, found.norm) for reader in readers]
     order = {(reader.label, reader.weight_name): index for index, reader in enumerate(graph.linear_layers())}
     layers.sort(key=lambda layer: order[layer.layer, layer.weight])
     return LayerRanges(subject.name, tuple(layers), tuple(_not_covered(graph, norms, refused)))
@@ -97,28 +97,29 @@ def _obstacle(graph: ModelGraph, path: str, found: FoundNorm) -> str | None:
     return None if shape is None else f"normalizes {found.size} channels, not the last axis of {shape}"
 
 
-def _layer_range(model: nn.Module, graph: ModelGraph, reader: LinearReader, found: FoundNorm, norm: Norm) -> LayerRange:
-    weight, bias = _weights(model, reader)
+def _layer_range(weights: Weights, graph: ModelGraph, reader: LinearReader, found: FoundNorm, norm: Norm) -> LayerRange:
+    rows = _Rows(weights, reader)
     what: dict[str, Any] = {
         "layer": reader.label,
         "weight": reader.weight_name,
         "norm": found.name,
-        "outputs": len(weight),
+        "outputs": len(rows),
     }
     if not norm.scales:
         return _unbounded(what)
-    shift = np.zeros(len(weight)) if bias is None else as_floats(bias, str(reader.bias_name))
-    lows, highs = np.empty(len(weight)), np.empty(len(weight))
-    for rows, block in _blocks(weight, reader.weight_name):
-        lows[rows] = shift[rows] - norm.ellipsoid.support(-block)
-        highs[rows] = shift[rows] + norm.ellipsoid.support(block)
+    shift = np.zeros(len(rows)) if reader.bias_name is None else as_floats(weights(reader.bias_name), reader.bias_name)
+    lows, highs = np.empty(len(rows)), np.empty(len(rows))
+    for part, block in rows.blocks():
+        lows[part] = shift[part] - norm.ellipsoid.support(-block)
+        highs[part] = shift[part] + norm.ellipsoid.support(block)
     farthest = np.maximum(np.abs(lows), np.abs(highs))
     row = int(np.argmax(farthest))
     sign = 1.0 if highs[row] == farthest[row] else -1.0
     bound = sign * float(farthest[row])
-    x = driving_input(norm, sign * as_floats(weight[row], reader.weight_name))
-    attained = _output(model, graph, reader, found, row, x)
-    terms = float(np.sum(np.abs(norm.gain * as_floats(weight[row], reader.weight_name))))
+    w = rows[row]
+    x = driving_input(norm, sign * w)
+    attained = float(_output(weights, graph, found, x) @ w) + float(shift[row])
+    terms = float(np.sum(np.abs(norm.gain * w)))
     rounding = np.finfo(float).eps * norm.size**1.5 * terms
     short = abs(bound - attained)
     beyond = int(np.count_nonzero(farthest > FLOAT16_MAX))
@@ -135,11 +136,30 @@ def _layer_range(model: nn.Module, graph: ModelGraph, reader: LinearReader, foun
     )
 
 
-def _weights(model: nn.Module, reader: LinearReader) -> tuple[Tensor, Tensor | None]:
-    """The matrix (outputs, inputs) and the bias of a layer, where they are."""
-    matrix = attrgetter(reader.weight_name)(model).detach()
-    bias = None if reader.bias_name is None else attrgetter(reader.bias_name)(model).detach()
-    return matrix.T if reader.transposed else matrix, bias
+class _Rows:
+    """The rows of a layer's matrix (outputs, inputs) in float64, a block at a time; read once if transposed."""
+
+    def __init__(self, weights: Weights, reader: LinearReader) -> None:
+        self._weights, self._name = weights, reader.weight_name
+        self._matrix = weights(self._name).T if reader.transposed else None
+        self._shape = weights.shape(self._name)[::-1] if reader.transposed else weights.shape(self._name)
+
+    def __len__(self) -> int:
+        return self._shape[0]
+
+    def __getitem__(self, row: int) -> Floats:
+        values: Floats = self._read(slice(row, row + 1))[0]
+        return values
+
+    def blocks(self) -> Iterator[tuple[slice, Floats]]:
+        step = max(1, BLOCK // self._shape[1])
+        for start in range(0, len(self), step):
+            part = slice(start, start + step)
+            yield part, self._read(part)
+
+    def _read(self, part: slice) -> Floats:
+        values = self._weights.rows(self._name, part) if self._matrix is None else self._matrix[part]
+        return as_floats(values, self._name)
 
 
 def _unbounded(what: dict[str, Any]) -> LayerRange:
@@ -152,14 +172,6 @@ def _unbounded(what: dict[str, Any]) -> LayerRange:
         rows_beyond_float16=None,
         witness=None,
     )
-
-
-def _blocks(weight: Tensor, name: str) -> Iterator[tuple[slice, Floats]]:
-    """The rows of a matrix in float64, a block at a time."""
-    step = max(1, BLOCK // weight.shape[1])
-    for start in range(0, len(weight), step):
-        rows = slice(start, start + step)
-        yield rows, as_floats(weight[rows], name)
 
 
 def driving_input(norm: Norm, w: Floats) -> Floats:
@@ -182,8 +194,8 @@ def driving_input(norm: Norm, w: Floats) -> Floats:
     return driven
 
 
-def _output(model: nn.Module, graph: ModelGraph, reader: LinearReader, found: FoundNorm, row: int, x: Floats) -> float:
-    """One output of a layer for an input of its norm: the traced operations of the norm in float64, then the layer."""
+def _output(weights: Weights, graph: ModelGraph, found: FoundNorm, x: Floats) -> Floats:
+    """The output of a norm for an input: its traced operations in float64."""
     import torch
 
     call = graph.calls_of(found.name)[0]
@@ -193,10 +205,8 @@ def _output(model: nn.Module, graph: ModelGraph, reader: LinearReader, found: Fo
     given = {node: torch.from_numpy(x).expand(node.meta["val"].shape) for node in entering[:1]}
     # A gate before the norm is the same for all channels: the norm then does not see it.
     given |= {node: torch.ones(node.meta["val"].shape, dtype=torch.float64) for node in entering[1:]}
-    y = run_call(graph, call, given, lambda name: attrgetter(name)(model).detach())[output].reshape(-1, len(x))[0]
-    weight, bias = _weights(model, reader)
-    shift = 0.0 if bias is None else float(bias[row])
-    return float(y @ weight[row].double().cpu()) + shift
+    y: Floats = run_call(graph, call, given, weights)[output].reshape(-1, len(x))[0].numpy()
+    return y
 
 
 def _not_covered(graph: ModelGraph, norms: Mapping[str, FoundNorm], refused: Mapping[str, str]) -> Iterator[NotCovered]:
