@@ -38,7 +38,7 @@ def read_inputs(path: Path) -> dict[str, Tensor]:
 
 def batches_for(model: nn.Module, inputs: Inputs) -> Iterator[dict[str, Tensor]]:
     """Every batch as the model takes it: on its device, floats in its dtype; InputError if it does not fit."""
-    return (_fitted(model, batch) for batch in _batches(inputs))
+    return (_fitted(model, batch) for batch in as_batches(inputs))
 
 
 def first_batch(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
@@ -52,11 +52,11 @@ def first_as_given(inputs: Inputs) -> Mapping[str, Any] | tuple[Any, ...]:
     >>> first_as_given([{"x": 1}, {"x": 2}])
     {'x': 1}
     """
-    first = next(_batches(inputs))
+    first = next(as_batches(inputs))
     return (first,) if isinstance(first, Tensor) else first
 
 
-def _batches(inputs: Inputs) -> Iterator[Batch]:
+def as_batches(inputs: Inputs) -> Iterator[Batch]:
     """The batches, one or several."""
     batches = iter([inputs] if isinstance(inputs, Mapping | Tensor | tuple) else inputs)
     first = next(batches, None)

@@ -95,6 +95,14 @@ class Checkpoint:
                 raise InputError("the checkpoint was closed; open it again to read from it")
             return _as_floats(name, file.read(name))
 
+    def stored(self, name: str, rows: slice | None = None) -> torch.Tensor:
+        """One tensor, or some of its first axis, read now and decoded, in the dtype in which it is stored."""
+        file = self._file(name)
+        with _explained(self.path):
+            if self._closed:
+                raise InputError("the checkpoint was closed; open it again to read from it")
+            return file.read(name) if rows is None else file.read_rows(name, rows)
+
     def close(self) -> None:
         """Release the files. Names, shapes and dtypes stay available."""
         self._closed = True
@@ -126,6 +134,8 @@ class _File(Protocol):
     dtypes: dict[str, str]
 
     def read(self, name: str) -> torch.Tensor: ...
+
+    def read_rows(self, name: str, rows: slice) -> torch.Tensor: ...
 
     def close(self) -> None: ...
 

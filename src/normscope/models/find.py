@@ -14,20 +14,22 @@ from torch.utils._pytree import tree_map
 
 from normscope.checks import first_line, require_memory, shortened
 from normscope.data import name_of
-from normscope.errors import CheckpointError, InputError
+from normscope.errors import CheckpointError, InputError, TraceError
 from normscope.models.architecture import build_architecture, notes_on, stored_names
 from normscope.models.batches import Inputs, first_as_given, first_batch
 from normscope.models.checkpoint import Checkpoint, open_checkpoint
 from normscope.models.example_inputs import example_inputs
 from normscope.models.float64_run import run_call
+from normscope.models.gguf_model import gguf_config
 from normscope.models.graph import ModelGraph, trace
 from normscope.models.in_place import FunctionNorm, InPlace, function_norms, in_place
 from normscope.models.norms_by_name import norms_by_name
 from normscope.models.probe import Form, form_of
+from normscope.models.weights import Weights
 from normscope.norm import Norm
 from normscope.results.inventory import FoundNorm, Inventory
 
-LARGEST = 2_000_000_000  # parameters up to which a model is traced without inputs; beyond, it takes minutes
+LARGEST = 2_000_000_000  # parameters up to which layers that are not alike are traced; beyond, it takes minutes
 ROWS = 64  # of float64: about the memory needed to run a norm
 
 
@@ -76,18 +78,14 @@ def find_traced(model: nn.Module, inputs: Mapping[str, Any] | tuple[Any, ...] | 
 def _traced(
     model: nn.Module,
     inputs: Mapping[str, Any] | tuple[Any, ...] | None,
-    parameters: int | None = None,
     folder: Path | None = None,
 ) -> tuple[ModelGraph | None, str | None]:
     """The graph of one call, or why there is none."""
-    count = sum(values.numel() for values in model.parameters()) if parameters is None else parameters
-    if inputs is None and count > LARGEST:
-        return None, f"models of more than {LARGEST:,} parameters are not traced, this one has {count:,}"
     try:
         example = example_inputs(model, folder) if inputs is None else inputs
         device = next((values.device for values in model.parameters()), torch.device("cpu"))
         moved = tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, example)
-        return trace(model, moved), None
+        return trace(model, moved, most=LARGEST if inputs is None else None), None
     except ValueError as error:  # it can't be traced, or no example is known for this module
         return None, first_line(error)
 
@@ -110,19 +108,42 @@ def _find_in_module(model: nn.Module, graph: ModelGraph | None, untraced: str | 
     )
 
 
+def find_stored(path: Path, model: nn.Module, weights: Weights, inputs: Mapping[str, Any] | None) -> Inventory:
+    """The norms of a model on the meta device in one traced call, with gains from its weights; TraceError if it fails.
+
+    For models of any size: of the weights, only those of norms are read.
+    """
+    graph, untraced = _traced(model, inputs, path if path.is_dir() else path.parent)
+    if graph is None:
+        raise TraceError(f"{path}: {untraced}")
+    norms = tuple(_norms(model, graph, None, lambda name: (_stored_as(weights, name), weights(name))))
+    return Inventory(
+        name_of(path),
+        norms,
+        module=model,
+        parameters=sum(values.numel() for values in model.parameters()),
+        tied_embeddings=_tied(model),
+        graph=graph,
+    )
+
+
+def _stored_as(weights: Weights, name: str) -> str:
+    """The name of a tensor in its checkpoint, if it is stored as it is."""
+    names = weights.stored_names(name)
+    return names[0] if len(names) == 1 else name
+
+
 def _find_in_checkpoint(path: Path, inputs: Inputs | None) -> Inventory:
     with open_checkpoint(path) as checkpoint:
         graph: ModelGraph | None = None
-        untraced: str | None = "no architecture is known, only tensors"
         try:
-            model = build_architecture(checkpoint.config) if checkpoint.config is not None else None
-            if model is None:
+            model, tensors, untraced = _described(checkpoint)
+            if model is None or tensors is None:
                 norms = [replace(found, unchecked=untraced) for found in norms_by_name(checkpoint)]
             else:
                 _require_room(model, checkpoint.parameters)
                 fitted = None if inputs is None else first_batch(model, inputs)
-                graph, untraced = _traced(model, fitted, checkpoint.parameters, path if path.is_dir() else path.parent)
-                tensors = _StoredTensors(checkpoint, model)
+                graph, untraced = _traced(model, fitted, path if path.is_dir() else path.parent)
                 norms = [*_norms(model, graph, untraced, tensors), *tensors.undescribed()]
         except CheckpointError:
             raise
@@ -140,6 +161,21 @@ def _find_in_checkpoint(path: Path, inputs: Inputs | None) -> Inventory:
         )
 
 
+def _described(checkpoint: Checkpoint) -> "tuple[nn.Module | None, _StoredTensors | None, str | None]":
+    """The model of a checkpoint without values, and its tensors by name; if there is none, why."""
+    if checkpoint.format == "gguf":
+        try:
+            model = build_architecture(gguf_config(checkpoint))
+            assert model is not None
+            return model, _StoredTensors(checkpoint, model, Weights.of_checkpoint(checkpoint, model)), None
+        except ValueError as error:  # an architecture that transformers does not know, or not all of its tensors
+            return None, None, first_line(error)
+    model = None if checkpoint.config is None else build_architecture(checkpoint.config)
+    if model is None:
+        return None, None, "no architecture is known, only tensors"
+    return model, _StoredTensors(checkpoint, model), None
+
+
 def _require_room(model: nn.Module, stored: int) -> None:
     """Refuse a model whose norms cannot be run within the limit of memory, by the longest rows it describes."""
     for name, parameter in model.named_parameters():
@@ -153,10 +189,14 @@ Stored = Callable[[str], tuple[str, Tensor]]  # a parameter or buffer by its nam
 
 def _norms(model: nn.Module, graph: ModelGraph | None, untraced: str | None, stored: Stored) -> Iterator[FoundNorm]:
     """Modules that normalize, in the order of the model, then calls of norm functions outside such modules."""
+
+    def values(name: str) -> Tensor:
+        return stored(name)[1]
+
     paths = []
     for path, kind, alone in _candidates(model):
         paths.append(path)
-        seen = InPlace(alone, unchecked=untraced) if graph is None else in_place(graph, model, path, alone)
+        seen = InPlace(alone, unchecked=untraced) if graph is None else in_place(graph, model, path, alone, values)
         yield _found(path, kind, seen, stored)
     if graph is not None:
         for called in function_norms(graph, paths):
@@ -293,15 +333,25 @@ def _same(one: Sequence[Tensor | None], other: Sequence[Tensor | None]) -> bool:
 
 
 class _StoredTensors:
-    """Parameters of a model by their names in it, read from a checkpoint that may use other names."""
+    """Parameters of a model by their names in it, read from a checkpoint that may use other names.
 
-    def __init__(self, checkpoint: Checkpoint, model: nn.Module) -> None:
+    Those of a .gguf file come through `weights`, as some are stored in another order; then all of them must be there.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, model: nn.Module, weights: Weights | None = None) -> None:
         self._checkpoint = checkpoint
         self._model = model
-        self._stored = stored_names(model, checkpoint.names)
+        self._weights = weights
+        if weights is None:
+            self._stored = stored_names(model, checkpoint.names)
+        else:
+            sources = {name: weights.stored_names(name) for name in weights.names}
+            self._stored = {name: stored[0] for name, stored in sources.items() if stored}
 
     def __call__(self, name: str) -> tuple[str, Tensor]:
         stored, path = self._stored.get(name), name.rpartition(".")[0]
+        if self._weights is not None:
+            return stored or name, self._weights(name)
         if stored is None:
             raise InputError(f"config.json describes a norm {path}, but there is no tensor {name}")
         shape, described = self._checkpoint.shape(stored), self._model.get_parameter(name).shape

@@ -58,7 +58,19 @@ class GgufFile:
         self._path = path
 
     def read(self, name: str) -> torch.Tensor:
+        return self._read(name, self._extents[name])
+
+    def read_rows(self, name: str, rows: slice) -> torch.Tensor:
+        """Some of the first axis: blocks lie within rows, so that only their bytes are read."""
         extent = self._extents[name]
+        start, stop, step = rows.indices(extent.shape[0])
+        if len(extent.shape) < 2 or step != 1:
+            return self.read(name)[rows]
+        width, count = extent.size // max(extent.shape[0], 1), max(stop - start, 0)
+        part = extent._replace(shape=(count, *extent.shape[1:]), begin=extent.begin + start * width, size=count * width)
+        return self._read(name, part)
+
+    def _read(self, name: str, extent: _Extent) -> torch.Tensor:
         if not extent.size:
             return torch.zeros(extent.shape)
         stored = np.memmap(self._path, dtype=np.uint8, mode="r", offset=extent.begin, shape=(extent.size,))
@@ -66,6 +78,34 @@ class GgufFile:
 
     def close(self) -> None:
         """Does nothing: no file stays open between reads."""
+
+
+def outline(path: Path) -> bytes:
+    """A small .gguf file with the same keys, but no arrays of text, and tensors of the same names of one number each.
+
+    What reads only keys and names then need not read a vocabulary.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        cursor = _Cursor(data, path.stat().st_size)
+        cursor.skip(8)
+        count, pairs = cursor.number("Q"), cursor.number("Q")
+        kept = []
+        for _ in range(pairs):
+            begin = cursor.position
+            key, kind = cursor.text(), cursor.number("I")
+            if kind == ARRAY:
+                texts = cursor.number("I") == TEXT
+                cursor.position -= 4
+                _skip_array(cursor, key)
+            else:
+                texts = False
+                cursor.text() if kind == TEXT else cursor.number(_scalar(kind, key))
+            if not texts and key != "general.alignment":
+                kept.append(data[begin : cursor.position])
+        names = [_tensor(cursor)[0].encode() for _ in range(count)]
+    tensors = [struct.pack("<Q", len(n)) + n + struct.pack("<IQIQ", 1, 1, 0, 32 * i) for i, n in enumerate(names)]
+    header = b"".join([b"GGUF", struct.pack("<IQQ", VERSIONS[-1], count, len(kept)), *kept, *tensors])
+    return header + bytes(-len(header) % 32 + 32 * count)
 
 
 class _Extent(NamedTuple):

@@ -31,9 +31,10 @@ from normscope.models.graph_operations import (
     is_float,
     kind_of,
     looks_at_values,
-    overwritten_by,
+    overwritten,
     transposes,
 )
+from normscope.models.repeated_layers import exported as with_copies
 from normscope.models.transformers_library import as_run
 
 JOINS = {"cat", "concat", "stack"}
@@ -70,10 +71,11 @@ class Product:
     reader: LinearReader
 
 
-def trace(model: nn.Module, example: Mapping[str, Any] | Sequence[Any]) -> "ModelGraph":
+def trace(model: nn.Module, example: Mapping[str, Any] | Sequence[Any], *, most: int | None = None) -> "ModelGraph":
     """The graph of model(**example), or of model(*example), in evaluation mode and without a cache.
 
-    The model may be on the meta device, if the example is too: no weight is read.
+    The model may be on the meta device, if the example is too: no weight is read. Layers that are equal are traced
+    once, see `repeated_layers`. Where that is not possible, a model of more than `most` parameters is refused.
 
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     >>> graph = trace(model, (torch.zeros(1, 4),))
@@ -87,12 +89,34 @@ def trace(model: nn.Module, example: Mapping[str, Any] | Sequence[Any]) -> "Mode
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # it would hide a whole encoder layer in one operation
         with as_exported(model):
-            program = torch.export.export(model, args, kwargs, strict=False)
+            program = _exported(model, args, kwargs, most)
+    except _TooLargeError:
+        raise
     except Exception as error:  # torch.export runs the model's own code, which may raise anything
         raise TraceError(f"{type(model).__name__} cannot be traced: {first_line(error)}") from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
     return ModelGraph(program, model)
+
+
+class _TooLargeError(TraceError):
+    """A model that would take minutes to trace."""
+
+
+def _exported(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], most: int | None
+) -> torch.export.ExportedProgram:
+    """The exported call, with copies of equal layers where they fit."""
+    try:
+        return with_copies(model, args, kwargs)[0]
+    except Exception:  # the layers do not fit, or the model can't be traced, which the next attempt will say
+        count = sum(values.numel() for values in model.parameters()) if most is not None else 0
+        if most is not None and count > most:
+            raise _TooLargeError(
+                f"models of more than {most:,} parameters are traced only if their layers are alike; "
+                f"this one has {count:,}"
+            ) from None
+        return torch.export.export(model, args, kwargs, strict=False)
 
 
 @contextmanager
@@ -376,14 +400,14 @@ class ModelGraph:
 
     def _is_all(self, product: Product) -> bool:
         """Whether the call that multiplies returns the product, possibly moved, and nothing else."""
-        returned, overwritten = self._returned.get(self.call_of(product.total), (set(), set()))
-        return returned == {product.total} and product.total not in overwritten
+        returned, changed = self._returned.get(self.call_of(product.total), (set(), set()))
+        return returned == {product.total} and product.total not in changed
 
     @cached_property
     def _returned(self) -> dict[str, tuple[set[Node], set[Node]]]:
         """The values that every call of a module returns, before they are moved, and those it changes in place."""
         return {
-            key: ({self._before_moves(value, call) for value in self.leaving(call)}, _overwritten(call))
+            key: ({self._before_moves(value, call) for value in self.leaving(call)}, overwritten(call))
             for calls in self._calls.values()
             for key, call in calls.items()
         }
@@ -443,7 +467,7 @@ class ModelGraph:
     @cached_property
     def overwritten(self) -> set[Node]:
         """Values that are changed in place, wholly or in part, before or after others read them."""
-        return _overwritten(self._order)
+        return overwritten(self._order)
 
     def _counted(self, products: Iterable[Node]) -> tuple[LinearReader, ...]:
         counts: dict[LinearReader, int] = {}
@@ -466,18 +490,6 @@ class ModelGraph:
         while source is not None and source.name not in self._parameters:
             source = handed_on(source)
         return source is not None and source.meta["val"].ndim >= 2
-
-
-def _overwritten(nodes: Iterable[Node]) -> set[Node]:
-    """Values that operations change in place, and the values that these are a part or a view of."""
-    overwritten: set[Node] = set()
-    for node in nodes:
-        for changed in overwritten_by(node):
-            value: Node | None = changed
-            while value is not None:
-                overwritten.add(value)
-                value = handed_on(value)
-    return overwritten
 
 
 def _unique(names: Iterable[str]) -> tuple[str, ...]:

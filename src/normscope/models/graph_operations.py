@@ -1,7 +1,7 @@
 """Single operations of an exported graph: which ones pass their value on, and what that does to its channels."""
 
 import operator
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import Any
 
 import torch
@@ -50,6 +50,18 @@ def overwritten_by(node: Node) -> list[Node]:
     written = [argument.name for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
     leaves = pytree.tree_leaves([given[name] for name in written if name in given])
     return [leaf for leaf in leaves if isinstance(leaf, Node)]
+
+
+def overwritten(nodes: Iterable[Node]) -> set[Node]:
+    """Values that operations change in place, and the values that these are a part or a view of."""
+    changed: set[Node] = set()
+    for node in nodes:
+        for value in overwritten_by(node):
+            source: Node | None = value
+            while source is not None:
+                changed.add(source)
+                source = handed_on(source)
+    return changed
 
 
 def handed_in(node: Node, call: Container[Node]) -> bool:

@@ -69,15 +69,21 @@ class InPlace:
     unchecked: str | None = None
 
 
-def in_place(graph: ModelGraph, model: nn.Module, path: str, alone: Form) -> InPlace:
-    """What a module computes in all its calls, given what it computes alone."""
+Values = Callable[[str], Tensor]  # of a tensor, by its name in the model
+
+
+def in_place(graph: ModelGraph, model: nn.Module, path: str, alone: Form, values: Values) -> InPlace:
+    """What a module computes in all its calls, given what it computes alone.
+
+    `values` gives tensors other than the parameters of the module, where the model itself has none.
+    """
     calls = graph.calls_of(path)
     if not calls:
         return InPlace(alone, unchecked="the traced call does not run it")
     seen: list[InPlace] = []
     for call in calls:
         try:
-            seen.append(_one_call(graph, model, path, call, alone))
+            seen.append(_one_call(graph, model, path, call, alone, values))
         except NoOutputError as reason:
             seen.append(InPlace(_refused(alone, str(reason))))
         except Exception as error:  # operations of the model, which may raise anything
@@ -94,11 +100,11 @@ def _refused(alone: Form, reason: str) -> Form:
     return alone if alone.problem is not None else Form(alone.size, problem=reason)
 
 
-def _one_call(graph: ModelGraph, model: nn.Module, path: str, call: Call, alone: Form) -> InPlace:
+def _one_call(graph: ModelGraph, model: nn.Module, path: str, call: Call, alone: Form, values: Values) -> InPlace:
     module, entering, leaving = model.get_submodule(path), graph.entering(path, call), graph.leaving(call)
     if len(leaving) != 1:
         raise NoOutputError(f"makes {len(leaving)} values in the model, not one")
-    run = _CallRun(graph, model, module, call, leaving[0])
+    run = _CallRun(graph, model, module, call, leaving[0], values)
     if len(entering) == 1 and is_float(entering[0]):
         if alone.problem is None and run.agrees(entering[0], alone):
             return InPlace(alone)
@@ -141,13 +147,16 @@ def _gated(run: "_CallRun", value: Node, gate: Node, alone: Form, call: Call) ->
 class _CallRun:
     """One call of a module, run separately with parameters drawn from [0.5, 1.5]."""
 
-    def __init__(self, graph: ModelGraph, model: nn.Module, module: nn.Module, call: Call, output: Node) -> None:
+    def __init__(
+        self, graph: ModelGraph, model: nn.Module, module: nn.Module, call: Call, output: Node, values: Values
+    ) -> None:
+        self._values = values
         self._graph, self._model, self._call, self._output = graph, model, call, output
         rng = np.random.default_rng(SEED)
         own = dict(module.named_parameters(recurse=False))
-        values = {name: rng.uniform(0.5, 1.5, tuple(parameter.shape)) for name, parameter in own.items()}
-        self.drawn: dict[str, Floats] = {name: drawn.reshape(-1) for name, drawn in values.items()}
-        self._own = {id(own[name]): torch.from_numpy(drawn) for name, drawn in values.items()}
+        drawn = {name: rng.uniform(0.5, 1.5, tuple(parameter.shape)) for name, parameter in own.items()}
+        self.drawn: dict[str, Floats] = {name: numbers.reshape(-1) for name, numbers in drawn.items()}
+        self._own = {id(own[name]): torch.from_numpy(numbers) for name, numbers in drawn.items()}
 
     def rows_of(self, value: Node, size: int, axis: int, gate: Any = None) -> Callable[[Floats], Floats]:
         """The call as a function of rows of channels; with a gate, the norm before or after it."""
@@ -216,9 +225,12 @@ class _CallRun:
         tensor: Tensor = attrgetter(name)(self._model)
         if id(tensor) in self._own:
             return self._own[id(tensor)]
-        if tensor.is_meta:
-            raise InputError(f"it needs the values of {name}, which are not available")
-        return tensor.detach()
+        if not tensor.is_meta:
+            return tensor.detach()
+        try:
+            return self._values(name).detach()
+        except (ValueError, KeyError, AttributeError):
+            raise InputError(f"it needs the values of {name}, which are not available") from None
 
 
 def _shape(value: Node) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ from normscope.checks import first_line, quoted
 from normscope.errors import CheckpointError, InputError
 from normscope.models import transformers_library as library
 from normscope.models.architecture import build_architecture, described_config, explained, notes_on
-from normscope.models.checkpoint import read_json
+from normscope.models.checkpoint import open_checkpoint, read_json
+from normscope.models.gguf_model import config_of
+from normscope.models.weights import Weights
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 CONTEXT = 1024  # tokens per piece, where a model allows more
@@ -23,16 +26,68 @@ BLOCK = 1 << 16  # characters tokenized at a time
 
 
 def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32") -> nn.Module:
-    """The model of a Hugging Face folder with its weights, in eval mode; refused unless every weight is there."""
-    if dtype not in DTYPES:
-        raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    from transformers import AutoModel
+    """The model of a Hugging Face folder or a .gguf file with its weights, in eval mode; refused unless all are there.
 
+    Quantized tensors of a .gguf file are decoded.
+    """
+    require_dtype(dtype)
+    config = known_config(path)
+    model = _from_gguf(path, dtype) if is_gguf(path) else _from_folder(path, config, dtype)
+    warn_of_notes(path, config)
+    try:
+        placed: nn.Module = model.eval().to(device)
+    except Exception as error:
+        raise InputError(f"the model can't be put on device {device!r}: {first_line(error)}") from None
+    return placed
+
+
+def open_weights(path: Path, *, dtype: str = "float32") -> tuple[nn.Module, Weights]:
+    """The model of a folder or a .gguf file on the meta device, and its tensors, read when they are asked for."""
+    require_dtype(dtype)
+    config = known_config(path)
+    with named(path):
+        model = build_architecture(config)
+    assert model is not None
+    return model, Weights.of_checkpoint(open_checkpoint(path), model, dtype=dtype)
+
+
+def known_config(path: Path) -> dict[str, Any]:
+    """The config.json of a folder, or what stands for it in a .gguf file, of a kind that transformers knows."""
+    if is_gguf(path):
+        with named(path):
+            return config_of(path)
     _require_folder(path)
     config = _known_config(path)
     if (path / "adapter_config.json").exists():
         raise CheckpointError(f"{path}: adapter_config.json asks for an adapter: merge it into the weights first")
-    with _named(path), explained(config, "the model can't be loaded"):
+    return config
+
+
+def is_gguf(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf" and not path.is_dir()
+
+
+def require_dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+
+
+def warn_of_notes(path: Path, config: dict[str, Any]) -> None:
+    """Warn of what in a config.json is not supported."""
+    for note in notes_on(config):
+        warnings.warn(f"{path}: {note}", library.NotFollowedWarning, stacklevel=3)
+
+
+def _from_gguf(path: Path, dtype: str) -> nn.Module:
+    model, weights = open_weights(path, dtype=dtype)
+    weights.fill(model)
+    return model
+
+
+def _from_folder(path: Path, config: dict[str, Any], dtype: str) -> nn.Module:
+    from transformers import AutoModel
+
+    with named(path), explained(config, "the model can't be loaded"):
         described = described_config(config)
         known: Any = library.model_class(described.architectures) or AutoModel
         model, loaded = known.from_pretrained(
@@ -44,14 +99,9 @@ def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32") -> nn
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported in `loaded`, and refused below by name
         )
-    for note in notes_on(config):
-        warnings.warn(f"{path}: {note}", library.NotFollowedWarning, stacklevel=2)
     _require_all_weights(path, loaded)
-    try:
-        placed: nn.Module = model.eval().to(device)
-    except Exception as error:
-        raise InputError(f"the model can't be put on device {device!r}: {first_line(error)}") from None
-    return placed
+    loaded_model: nn.Module = model
+    return loaded_model
 
 
 def text_batches(path: Path, text: str | Sequence[str]) -> "TextBatches":
@@ -59,7 +109,8 @@ def text_batches(path: Path, text: str | Sequence[str]) -> "TextBatches":
 
     Each of several texts is a sequence of its own, split only if it is too long; empty ones are skipped.
     """
-    _require_folder(path)
+    if not is_gguf(path):
+        _require_folder(path)
     texts = [text] if isinstance(text, str) else list(text)
     for each in texts:
         if not isinstance(each, str):
@@ -71,16 +122,18 @@ def text_batches(path: Path, text: str | Sequence[str]) -> "TextBatches":
     if takes != "input_ids":
         raise InputError(f"{path}: {type(model).__name__} takes {takes}, not text")
     tokenizer = load_tokenizer(path)
-    with _named(path):
+    with named(path):
         return TextBatches(texts, tokenizer, model)
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The tokenizer of a folder, from its files alone."""
+    """The tokenizer of a folder, from its files alone, or of a .gguf file."""
     from transformers import AutoTokenizer, PreTrainedConfig
 
+    if is_gguf(path):
+        return _gguf_tokenizer(path)
     config, settings = _json(path / "config.json"), _json(path / "tokenizer_config.json")
-    with _named(path), explained(config, "no tokenizer can be loaded"):
+    with named(path), explained(config, "no tokenizer can be loaded"):
         for name in (config.get("tokenizer_class"), settings.get("tokenizer_class")):
             if name is not None and not library.is_tokenizer(name):
                 raise InputError(f"tokenizer_class must be the name of a tokenizer, got {quoted(name)}")
@@ -96,6 +149,21 @@ def load_tokenizer(path: Path) -> Any:
                 f"model_max_length in tokenizer_config.json must be a number, 1 or more, got {quoted(longest)}"
             )
     return tokenizer
+
+
+def _gguf_tokenizer(path: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    config = known_config(path)
+    with TemporaryDirectory() as folder, named(path), explained(config, "no tokenizer can be made from the file"):
+        (Path(folder) / path.name).symlink_to(path.resolve())  # alone: files beside it may belong to another model
+        return AutoTokenizer.from_pretrained(
+            folder,
+            gguf_file=path.name,
+            config=described_config(config),
+            local_files_only=True,
+            trust_remote_code=False,
+        )
 
 
 class TextBatches:
@@ -208,8 +276,8 @@ def _require_all_weights(path: Path, loaded: Mapping[str, Any]) -> None:
 
 
 def _described(path: Path) -> nn.Module:
-    config = _known_config(path)
-    with _named(path):
+    config = known_config(path)
+    with named(path):
         model = build_architecture(config)
     assert model is not None
     return model
@@ -232,7 +300,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def named(path: Path) -> Iterator[None]:
     """Add the name of the folder to errors."""
     try:
         yield

@@ -7,6 +7,7 @@ the rest  the tensors end to end, with neither gaps nor overlaps
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,13 +65,18 @@ class SafetensorsFile:
             raise InputError(f"{first_line(error)}; {DAMAGED}") from None
 
     def read(self, name: str) -> torch.Tensor:
+        return self._read(name, lambda: self._reader.get_tensor(name))
+
+    def read_rows(self, name: str, rows: slice) -> torch.Tensor:
+        return self._read(name, lambda: self._reader.get_slice(name)[rows])
+
+    def _read(self, name: str, read: Callable[[], torch.Tensor]) -> torch.Tensor:
         try:
-            tensor: torch.Tensor = self._reader.get_tensor(name)
+            return read()
         except (SafetensorError, RuntimeError) as error:
             raise InputError(
                 f"tensor {quoted(name)} of dtype {self.dtypes[name]} cannot be read: {first_line(error)}"
             ) from None
-        return tensor
 
     def close(self) -> None:
         self._reader = None

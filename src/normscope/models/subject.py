@@ -14,9 +14,19 @@ from torch import Tensor, nn
 
 from normscope.data import name_of
 from normscope.errors import InputError
-from normscope.models.batches import Inputs, batches_for
-from normscope.models.find import find, find_traced
-from normscope.models.load import TextBatches, load_model, read_text, text_batches
+from normscope.models.batches import Batch, Inputs, as_batches, first_batch
+from normscope.models.find import find, find_stored, find_traced
+from normscope.models.load import (
+    TextBatches,
+    known_config,
+    load_model,
+    named,
+    open_weights,
+    read_text,
+    text_batches,
+    warn_of_notes,
+)
+from normscope.models.weights import Weights
 from normscope.results.inventory import Inventory
 
 LONGEST_NAME = 1024  # characters of a text that could be the name of a file
@@ -92,12 +102,35 @@ class Subject:
     @cached_property
     def inventory(self) -> Inventory:
         """The norms, from one traced call with the given inputs, or with generated ones."""
-        return find(self._model, inputs=self._example if self._inputs is not None else None)
+        if self._inputs is None:
+            return find(self._model)
+        return find(self._model, inputs=self._first_given if self.path is not None else self._example)
+
+    @property
+    def traced(self) -> Inventory:
+        """The norms with the graph of one call; an error if it can't be traced. The model of a path is not loaded."""
+        return self.sketch[0]
+
+    @property
+    def weights(self) -> Weights:
+        """The tensors by the names that the graph uses, each read when it is asked for."""
+        return self.sketch[1]
 
     @cached_property
-    def traced(self) -> Inventory:
-        """The norms of the module with its weights and its graph; an error if it can't be traced."""
-        return find_traced(self.module, self.example)
+    def sketch(self) -> tuple[Inventory, Weights]:
+        """The norms with the graph of one call, and the weights: all that a study of weights needs, at any size.
+
+        The module in the inventory of a path has no values: they are in the weights.
+        """
+        if isinstance(self._model, nn.Module):
+            return find_traced(self._model, self.example), Weights.of_module(self._model)
+        path = Path(self._model)
+        model, weights = open_weights(path, dtype=self._dtype or "float32")
+        with named(path):
+            given = self.example if self._inputs is None else first_batch(model, self._first_given)
+            inventory = find_stored(path, model, weights, given)
+        warn_of_notes(path, known_config(path))
+        return inventory, weights
 
     def batches(self) -> Iterable[Mapping[str, Tensor]]:
         """The batches to run the model on, to be iterated once; none without a text and inputs."""
@@ -119,10 +152,16 @@ class Subject:
     def _example(self) -> dict[str, Tensor] | None:
         if self._inputs is None:
             return None
-        given = batches_for(self.module, self._inputs)
-        first = next(given)
-        self._given: Iterable[dict[str, Any]] = chain([first], given)
+        first = first_batch(self.module, self._first_given)
+        self._given: Iterable[dict[str, Any]] = chain([first], (first_batch(self.module, each) for each in self._rest))
         return first
+
+    @cached_property
+    def _first_given(self) -> Batch:
+        """The first of the inputs, as it was given; the others wait in `_rest`."""
+        assert self._inputs is not None
+        self._rest = as_batches(self._inputs)
+        return next(self._rest)
 
 
 def _names_a_file(text: str) -> bool:

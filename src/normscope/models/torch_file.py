@@ -39,6 +39,9 @@ class TorchFile:
     def read(self, name: str) -> torch.Tensor:
         return self._tensors[name]
 
+    def read_rows(self, name: str, rows: slice) -> torch.Tensor:
+        return self._tensors[name][rows]
+
     def close(self) -> None:
         self._tensors = {}
 

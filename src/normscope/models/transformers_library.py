@@ -8,16 +8,21 @@ A blocked attempt raises `NoNetworkError`, a FileNotFoundError: whatever is not 
 """
 
 import os
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -201,6 +206,193 @@ def renamed_tensors(model: "nn.Module", names: Iterable[str]) -> dict[str, str]:
         renamed = name if name in described else rename_source_key(name, renamings, [], prefix, described)[0]
         found.setdefault(renamed, name)
     return found
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """One or several tensors of a model, and the tensors of a checkpoint that transformers makes them from."""
+
+    sources: tuple[tuple[str, str], ...]  # (pattern, name in the checkpoint)
+    target: str  # the first of the tensors that it makes
+    converter: Any  # None for a tensor that is only renamed
+
+    def keeps_rows(self, rows: int) -> bool:
+        """Whether the tensor is one of the checkpoint as it is, so that some of its rows can be read alone."""
+        return self.converter is None
+
+    def made(self, model: "nn.Module", read: "Callable[[str], Tensor]") -> "dict[str, Tensor]":
+        """The tensors of the model by name, from those of the checkpoint; any error of transformers comes through."""
+        if self.converter is None:
+            return {self.target: read(self.sources[0][1])}
+        converter = deepcopy(self.converter)
+        for pattern, name in self.sources:
+            converter.add_tensor(self.target, name, pattern, partial(read, name))
+        made = converter.convert(self.target, model=model, config=getattr(model, "config", None))
+        return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+
+
+def conversions(model: "nn.Module", names: Iterable[str], described: Collection[str]) -> list[Conversion]:
+    """How transformers makes the tensors of a model from those of a checkpoint: renamed, merged, split or transposed.
+
+    `described` are the names of the model's tensors that a checkpoint may hold. Tensors of the checkpoint that the
+    model does not have are left out.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    transforms = get_model_conversion_mapping(model)  # type: ignore[arg-type]
+    renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
+    converters = [transform for transform in transforms if isinstance(transform, WeightConverter)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    known = dict.fromkeys(described, True)
+    prefix = getattr(model, "base_model_prefix", None)
+    found: dict[str, Conversion] = {}
+    for name in sorted(names, key=dot_natural_key):  # the order in which experts are merged
+        target, pattern = rename_source_key(name, renamings, converters, prefix, known)
+        if target not in known and name in known:
+            target, pattern = rename_source_key(name, [], [], prefix, known)
+        if target not in known:
+            continue
+        if pattern is None:
+            found.setdefault(target, Conversion(((name, name),), target, None))
+        else:
+            earlier = found.get(target)
+            sources = () if earlier is None or earlier.converter is None else earlier.sources
+            found[target] = Conversion((*sources, (pattern, name)), target, by_pattern[pattern])
+    return list(found.values())
+
+
+def tied_names(model: "nn.Module") -> list[set[str]]:
+    """Sets of names in a model that stand for one tensor once it is loaded."""
+    groups: list[set[str]] = []
+    for one, other in getattr(model, "all_tied_weights_keys", {}).items():
+        joined = {one, other}.union(*(group for group in groups if group & {one, other}))
+        groups = [group for group in groups if not group & joined] + [joined]
+    return groups
+
+
+def may_be_missing(model: "nn.Module", name: str) -> bool:
+    """Whether transformers loads a model without a word if this tensor is not in its checkpoint."""
+    patterns = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
+    return any(re.search(pattern, name) for pattern in patterns)
+
+
+def created_buffers(model: "nn.Module") -> "dict[str, Tensor]":
+    """The buffers of a model on the meta device that no checkpoint stores, created as transformers does on loading.
+
+    They get memory, and the modules that hold them are initialized, then those around them as long as some buffer has
+    no values. The model keeps its own buffers; one that nothing initializes is left out.
+    """
+    import torch
+
+    modules = dict(model.named_modules(remove_duplicate=False))
+    holders = {path: module for path, module in modules.items() if module._non_persistent_buffers_set}
+    before = {path: module._buffers.copy() for path, module in holders.items()}
+    try:
+        for path, module in holders.items():
+            module._buffers |= {name: _unset(value) for name, value in _created(module, before[path])}
+        with locked(), torch.no_grad():
+            for path in holders:
+                _initialize(modules, path)
+        return {
+            f"{path}.{name}" if path else name: value
+            for path, module in holders.items()
+            for name, value in _created(module, module._buffers)
+            if not _is_unset(value)
+        }
+    finally:
+        for path, module in holders.items():
+            module._buffers |= before[path]
+
+
+def _created(module: "nn.Module", buffers: "dict[str, Tensor | None]") -> "list[tuple[str, Tensor]]":
+    names = module._non_persistent_buffers_set
+    return [(name, value) for name, value in buffers.items() if name in names and value is not None]
+
+
+def _initialize(modules: "dict[str, nn.Module]", path: str) -> None:
+    """Initialize a module, then those around it while its buffers have no values, each by the model it belongs to."""
+    from transformers import PreTrainedModel
+
+    buffers = [value for _, value in _created(modules[path], modules[path]._buffers)]
+    words = path.split(".") if path else []
+    around = [".".join(words[:count]) for count in range(len(words), -1, -1)]
+    for number, place in enumerate(around):
+        owners = (modules[each] for each in around[number:] if isinstance(modules[each], PreTrainedModel))
+        owner: Any = next(owners, None)
+        if owner is not None:
+            owner._init_weights(modules[place])
+        if not any(map(_is_unset, buffers)):
+            return
+
+
+def _unset(like: "Tensor") -> "Tensor":
+    """Memory for a buffer, with a value that no buffer has."""
+    import torch
+
+    if like.dtype == torch.bool:
+        return torch.zeros_like(like, device="cpu")
+    lowest = float("nan") if like.is_floating_point() or like.is_complex() else torch.iinfo(like.dtype).min
+    return torch.full_like(like, lowest, device="cpu")
+
+
+def _is_unset(buffer: "Tensor") -> bool:
+    import torch
+
+    if buffer.dtype == torch.bool or not buffer.numel():
+        return False
+    return bool((buffer.isnan() if not _is_whole(buffer) else buffer == torch.iinfo(buffer.dtype).min).all())
+
+
+def _is_whole(buffer: "Tensor") -> bool:
+    return not buffer.is_floating_point() and not buffer.is_complex()
+
+
+def is_gguf_architecture(kind: str) -> bool:
+    """Whether transformers knows how the tensors of a .gguf file with this architecture are called and ordered."""
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+    aliases = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "minimax-m2": "minimax_m2", "t5encoder": "t5"}
+    return aliases.get(kind, kind) in GGUF_SUPPORTED_ARCHITECTURES
+
+
+def gguf_config(outline: bytes) -> dict[str, Any]:
+    """The configuration of a .gguf file, from its outline: of a model that generates text, where there is one."""
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    from transformers.models.auto import modeling_auto
+
+    with TemporaryDirectory() as folder:
+        small = Path(folder) / "outline.gguf"
+        small.write_bytes(outline)
+        config: dict[str, Any] = load_gguf_checkpoint(str(small), return_tensors=False)["config"]  # type: ignore[no-untyped-call]
+    for table in ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"):
+        if (name := getattr(modeling_auto, table).get(config.get("model_type"))) is not None:
+            config.setdefault("architectures", [name])
+    return config
+
+
+def gguf_names(model: "nn.Module", kind: str, config: dict[str, Any]) -> tuple[Any, dict[str, str]]:
+    """The processor of tensors of an architecture, and the names of tensors in the file → those in the model."""
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+    found: Any = TENSOR_PROCESSORS.get(kind, TensorProcessor)
+    processor = found(config=config)
+    mapped: Any = get_gguf_hf_weights_map
+    return processor, mapped(_Outline(model), processor)
+
+
+class _Outline:
+    """A model and its parts as `get_gguf_hf_weights_map` sees them: their parts are left out, which takes seconds."""
+
+    def __init__(self, model: "nn.Module", deepest: bool = False) -> None:
+        self._model, self._deepest = model, deepest
+        self.config = getattr(model, "config", None)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._model.state_dict(keep_vars=True)
+
+    def named_children(self) -> "list[tuple[str, _Outline]]":
+        return [] if self._deepest else [(name, _Outline(part, True)) for name, part in self._model.named_children()]
 
 
 @cache
