@@ -5,6 +5,7 @@ the meta device, with the model in the half type.
 """
 
 import copy
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,24 +15,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from normscope.models.architecture import build_architecture
 from normscope.models.checkpoint import read_json
-from normscope.models.example_inputs import LARGEST_FILE, PROCESSORS, example_inputs
+from normscope.models.example_inputs import LARGEST_FILE, PROCESSORS
 from normscope.models.graph import ModelGraph, trace
 from normscope.models.graph_operations import is_float
 
 
-def held_otherwise(
-    model: nn.Module | Path, graph: ModelGraph, example: Mapping[str, Tensor] | None, dtype: str
-) -> frozenset[str]:
+def held_otherwise(model: nn.Module, graph: ModelGraph, dtype: str) -> frozenset[str]:
     """The floating-point nodes of a graph that are not held in this type when the model is."""
     kind: torch.dtype = getattr(torch, dtype)
+    args, kwargs = graph.program.example_inputs or ((), {})
     try:
         other = _without_values(model, kind)
-        folder = model if isinstance(model, Path) and model.is_dir() else None
-        given = example_inputs(other, folder) if example is None else dict(example)
-        moved = tree_map(lambda value: _on_meta(value, kind), given)
-        second = trace(other, moved)
+        args, kwargs = tree_map(lambda value: _on_meta(value, kind), (args, kwargs))
+        second = trace(other, {**kwargs, **_named(other, args)} if kwargs else args)
     except ValueError:
         return frozenset()
     if [(node.name, node.target) for node in second.nodes] != [(node.name, node.target) for node in graph.nodes]:
@@ -39,13 +36,13 @@ def held_otherwise(
     return frozenset(node.name for node in second.nodes if is_float(node) and node.meta["val"].dtype != kind)
 
 
-def _without_values(model: nn.Module | Path, kind: torch.dtype) -> nn.Module:
-    if isinstance(model, Path):
-        from normscope.models.load import _known_config
+def _named(model: nn.Module, args: tuple[Any, ...]) -> dict[str, Any]:
+    """Arguments by position under the names that forward gives them."""
+    return dict(zip(inspect.signature(model.forward).parameters, args, strict=False))
 
-        built = build_architecture(_known_config(model))
-        assert built is not None
-        return built.to(kind)
+
+def _without_values(model: nn.Module, kind: torch.dtype) -> nn.Module:
+    """A copy on the meta device, in another type."""
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         empty = torch.empty_like(tensor, device="meta")

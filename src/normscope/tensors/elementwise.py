@@ -84,6 +84,18 @@ class Total:
         return self
 
 
+@dataclass(frozen=True, eq=False)
+class Squares:
+    """Squares of a value's entries, their mean over one axis, that plus eps, or one over its root."""
+
+    of: object  # the node of the value
+    count: int = 0  # entries of the mean
+    inverted: bool = False
+
+    def take(self, which: Indices) -> "Squares":
+        return self
+
+
 # ---- one value ---------------------------------------------------------------------------------------------------
 
 
@@ -442,6 +454,8 @@ def _shifted(form: Any, shift: Floats, second: bool, apply: Callable[[Any, Any],
         return form.plus(shift)
     if isinstance(form, Total) and (shift >= 0).all():
         return replace(form, exact=form.exact and not shift.any())
+    if isinstance(form, Squares) and form.count and not form.inverted and (shift >= 0).all():
+        return form
     if isinstance(form, Angle) and not shift.any():
         return form
     if isinstance(form, Function) and (shift == shift[0]).all():
@@ -569,6 +583,16 @@ def _order(a: Value, b: Value) -> object:
         if value.order is None and (value.unit.shape[0] == 1 or value.unit.stride(0) == 0) and not value.places:
             return rest.order  # the same in every row
     return CONFLICT
+
+
+def scaled_by_root(value: Value, root: Value, node: object) -> Value | None:
+    """value / √(mean of its squares + eps): no entry is larger than √(entries); None if it is something else."""
+    form = root.form
+    if not isinstance(form, Squares) or not form.inverted or form.of is not node:
+        return None
+    most = math.sqrt(form.count) * (1 + 1e-12)
+    unit, (a, _) = aligned([value.plain(), root.plain()])
+    return replace(a, unit=unit, low=np.full(len(a.low), -most), high=np.full(len(a.low), most), why=None, terms=None)
 
 
 def _formed(made: Value, form: Any, places: tuple[Tensor, ...]) -> Value:

@@ -244,6 +244,10 @@ class Walk:
             low, high = entries.INTERVALS["relu"](value.low, value.high)
             return replace(value.plain(), low=low, high=high + 1.0)
         rest = node.args[1:]
+        source = self.value(node.args[0])
+        if kind == "rsqrt" and isinstance(source.form, entries.Squares) and source.form.count:
+            plain = entries.unary(kind, torch.rsqrt, source.plain())
+            return _noted(plain, replace(source.form, inverted=True))
         return entries.unary(kind, lambda t: node.target(t, *rest, **node.kwargs), self.value(node.args[0]))  # type: ignore[operator]
 
     def _whole_numbers(self, node: Node) -> Known:
@@ -414,7 +418,18 @@ def _sub(walk: Walk, node: Node) -> Known:
 def _mul(walk: Walk, node: Node) -> Known:
     if not _has_floats(node):
         return walk._whole_numbers(node)
-    return entries.product_of(walk.value(node.args[0]), walk.value(node.args[1]), operator.mul)
+    one, other = walk.value(node.args[0]), walk.value(node.args[1])
+    for value, root, source in ((one, other, node.args[0]), (other, one, node.args[1])):
+        if (scaled := entries.scaled_by_root(value, root, _origin(source))) is not None:
+            return scaled
+    return entries.product_of(one, other, operator.mul)
+
+
+def _origin(value: object) -> object:
+    """The node whose numbers a node has, behind casts."""
+    while isinstance(value, Node) and kind_of(value) in COPIES:
+        value = value.args[0]
+    return value
 
 
 def _div(walk: Walk, node: Node) -> Known:
@@ -428,7 +443,21 @@ def _pow(walk: Walk, node: Node) -> Known:
     exponent = node.args[1]
     if not isinstance(exponent, (int, float)):
         return walk._unknown(node, "a power with a computed exponent")
-    return entries.power(walk.value(node.args[0]), float(exponent), lambda t: torch.pow(t, exponent))
+    made = entries.power(walk.value(node.args[0]), float(exponent), lambda t: torch.pow(t, exponent))
+    if made.form is None and exponent == 2:
+        return _noted(made, entries.Squares(_origin(node.args[0])))
+    if isinstance(made.form, entries.Squares) and exponent == -0.5:
+        return _noted(made, replace(made.form, inverted=True))
+    return made
+
+
+def _noted(value: Value, form: object) -> Value:
+    return replace(value, form=form, places=())  # type: ignore[arg-type]
+
+
+def _square_of(walk: Walk, node: Node) -> Known:
+    made = entries.unary("square", torch.square, walk.value(node.args[0]))
+    return made if made.form is not None else _noted(made, entries.Squares(_origin(node.args[0])))
 
 
 def _clamp(walk: Walk, node: Node) -> Known:
@@ -619,7 +648,10 @@ def _reduce(walk: Walk, node: Node) -> Known:
     made = products.summed(value, axes, keep, mean=kind_of(node) == "mean")
     if kind_of(node) == "sum" and keep and len(axes) == 1 and (value.low >= 0).all():
         total = entries.Total(node.args[0], value.shape[axes[0]])
-        made = replace(made, form=total, places=())  # type: ignore[arg-type]
+        made = _noted(made, total)
+    squares = value.form
+    if kind_of(node) == "mean" and isinstance(squares, entries.Squares) and keep and axes in ([-1], [value.unit.ndim - 1]):
+        made = _noted(made, replace(squares, count=value.shape[-1]))
     return made
 
 
@@ -877,7 +909,7 @@ def _nothing_to_follow(walk: Walk, node: Node) -> Known:
 
 
 SPECIAL: dict[str, Callable[[Walk, Node], Known]] = {
-    "add": _add, "sub": _sub, "rsub": _sub, "mul": _mul, "div": _div, "pow": _pow,
+    "square": _square_of, "add": _add, "sub": _sub, "rsub": _sub, "mul": _mul, "div": _div, "pow": _pow,
     "clamp": _clamp, "clamp_min": _clamp, "where": _where, "masked_fill": _masked_fill,
     "maximum": _extreme, "minimum": _extreme, "cat": _cat, "concat": _cat, "concatenate": _cat, "stack": _cat,
     "embedding": _embedding, "linear": _linear, "addmm": _linear, "mm": _matmul, "matmul": _matmul, "bmm": _matmul,
