@@ -19,6 +19,8 @@ from normscope.geometry.preimage import reached
 from normscope.norm import Norm
 
 ROUNDING = 1e-12  # relative error of outputs that `contains` allows for
+NEARLY_ALONG = 0.01  # sin²φ below which v is split into vectors along z₀ and across it
+LARGE = 1e280  # squares between 1/LARGE and LARGE are exact to the last digits
 NEARLY_CONSTANT = 1e-8  # what `maximizer` leaves of an input whose limit is constant, relative to x
 
 
@@ -43,7 +45,7 @@ class Neighbourhood:
     (array([9.2215, 0.3371]), array([ 8.5786, -1.3771]))
     >>> float(norm(near.maximizer([0, 0, 1]))[2].round(4))
     9.2215
-    >>> near.contains(norm([[-1, 0.4, 2], [-1, 0.6, 2]]))
+    >>> near.contains(norm([[-1, 0.4, 2], [-1, 0.7, 2]]))
     array([ True, False])
 
     Support functions are exact for one group, and without the scale step. For several groups that scale, `support`
@@ -95,12 +97,8 @@ class Neighbourhood:
         if not self.norm.scales:
             linear: Floats = w @ self.norm(self.x) + self.radius * length_of(self.norm.project(self.norm.gain * w))
             return linear
-        pulled = self._pulled(w)
-        size = length_of(pulled)
-        direction = pulled / np.where(size == 0, 1.0, size)[..., None]
-        cosine, sideways = self._split_off_axis(direction)
-        found = self._maximum(cosine, np.linalg.norm(sideways, axis=-1))
-        support: Floats = w @ self.norm.bias + np.sum(size * found.value, axis=-1)
+        size, cosine, sine = self._angles(self._pulled(w))
+        support: Floats = w @ self.norm.bias + np.sum(size * self._maximum(cosine, sine).value, axis=-1)
         return support
 
     def maximizer(self, w: ArrayLike) -> Floats:
@@ -110,18 +108,15 @@ class Neighbourhood:
         then it is an input in this direction with |Πa| near 1e-8·|Πx|.
         """
         w = as_vectors(w, "w", self.norm.size)
-        self._require("maximizer", one_group=True)
+        self._require_maximizer()
         if not self.norm.scales:
             pulled = self.norm.project(self.norm.gain * w)
             size = length_of(pulled)[..., None]
             linear: Floats = self.x + self.radius * (pulled / np.where(size == 0, 1.0, size))
             return linear
-        pulled = self._pulled(w)
-        size = length_of(pulled)
-        direction = pulled / np.where(size == 0, 1.0, size)[..., None]
+        _, direction, cosine, sideways = self._split_off_axis(self._pulled(w))
         if self._length[0] == 0:  # every direction is as good: straight along v
             return self.x + self.radius * direction[..., 0, :]
-        cosine, sideways = self._split_off_axis(direction)
         sine = np.linalg.norm(sideways, axis=-1)
         found = self._maximum(cosine, sine)
         side = np.where(sine[..., None] > 0, sideways, self._any_side())
@@ -139,7 +134,7 @@ class Neighbourhood:
         """Whether y is the output for an input within the radius, for each y in the last axis; exact for every norm.
 
         y gives the direction of Πa on live channels and, if eps > 0, its length. The decision is whether the nearest
-        of the inputs that give y is within radius·(1 + tol). y stands for all points that differ from it by
+        of the inputs that give y is within radius + tol·(radius + |Πx|). y stands for all points that differ from it by
         tol·(|y| + |bias| + |gain|) in each channel: for outputs computed in float32, take tol=1e-6. Near the surface of
         the ellipsoid a small error of y is a large one of |Πa|, by the factor (|Πa|² + cε)/cε, so that a rounded y
         says little about the length.
@@ -160,15 +155,28 @@ class Neighbourhood:
             pulled -= pulled.mean(axis=-1, keepdims=True)
         return pulled
 
-    def _split_off_axis(self, direction: Floats) -> tuple[Floats, Floats]:
-        """The cosine of the angle to z₀, and the rest of a direction across it; where z₀ = 0, as if along v."""
-        cosine = np.sum(direction * self._axis, axis=-1)
-        sideways = direction - cosine[..., None] * self._axis
+    def _angles(self, pulled: Floats) -> tuple[Floats, Floats, Floats]:
+        """|v| in every group, and the cosine and sine of its angle to z₀; where z₀ = 0, as if along v."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = np.einsum("...gc,...gc->...g", pulled, pulled)
+            along = np.einsum("...gc,gc->...g", pulled, self._axis)
+            across = squares - along**2
+            ordinary = (across > NEARLY_ALONG * squares) & (squares > 1 / LARGE) & (squares < LARGE)
+        if ordinary.all():  # then the difference keeps its digits, and nothing else of the size of w is needed
+            size = np.sqrt(squares)
+            cosine, sine = along / size, np.sqrt(across) / size
+        else:
+            size, _, cosine, sideways = self._split_off_axis(pulled)
+            sine = np.linalg.norm(sideways, axis=-1)
         nowhere = self._length == 0
-        if nowhere.any():
-            cosine = np.where(nowhere, np.linalg.norm(direction, axis=-1), cosine)
-            sideways = np.where(nowhere[:, None], 0.0, sideways)
-        return cosine, sideways
+        return size, np.where(nowhere, 1.0, cosine), np.where(nowhere, 0.0, sine)
+
+    def _split_off_axis(self, pulled: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+        """|v|, v̂, the cosine of its angle to z₀, and what is left of v̂ across z₀."""
+        size = length_of(pulled)
+        direction = pulled / np.where(size == 0, 1.0, size)[..., None]
+        cosine = np.sum(direction * self._axis, axis=-1)
+        return size, direction, cosine, direction - cosine[..., None] * self._axis
 
     def _maximum(self, cosine: Floats, sine: Floats) -> PlaneMaximum:
         """The problem in the plane, in units in which no square overflows."""
@@ -188,12 +196,12 @@ class Neighbourhood:
         side -= self._axis * np.sum(side * self._axis, axis=-1, keepdims=True)
         return side
 
-    def _require(self, what: str, *, one_group: bool) -> None:
+    def _require_maximizer(self) -> None:
         if math.isinf(self.radius):
-            raise InputError(f"{what} needs a finite radius: over all inputs, no input attains the support")
-        if one_group and not self.is_exact:
+            raise InputError("maximizer needs a finite radius: over all inputs, no input attains the support")
+        if not self.is_exact:
             raise InputError(
-                f"{what} needs one group: {self.norm.groups} groups share the radius, and support is a bound"
+                f"maximizer needs one group: {self.norm.groups} groups share the radius, and support is a bound"
             )
 
     def __repr__(self) -> str:

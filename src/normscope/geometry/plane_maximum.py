@@ -25,7 +25,7 @@ import numpy as np
 
 from normscope.checks import Floats
 
-LEAST, MOST = -40.0, 170.0  # log τ: ψ below e⁻⁴⁰ is 0 beside 1, and above e¹⁷⁰ squares of τ⁴ would overflow
+LEAST, MOST = -40.0, 170.0  # log τ: below, ψ is as good as 0; above, 1/τ⁴ times a small number would vanish
 STEPS = 62  # halvings, down to the last bit of log τ
 
 
@@ -67,8 +67,11 @@ def _log_tangent(cosine: Floats, sine: Floats, start: Floats, radius: Floats, fl
     q1 = -2 * (radius * (radius + start) + floor) * cosine
     q3 = -2 * (radius * (radius - start) + floor) * cosine
     q4 = -((start - radius) ** 2 + floor) * sine
-    apart = np.where(radius < start, start - radius, 1.0)
-    high = np.where((cosine > 0) & (radius < start), np.log((start + radius) / apart) / 2, MOST)
+    ahead = radius < start
+    tangent = (
+        np.log((start + radius) / np.where(ahead, start - radius, 1.0), where=ahead, out=np.zeros(ahead.shape)) / 2
+    )
+    high = np.where((cosine > 0) & ahead, tangent, MOST)
     low = np.full_like(high, LEAST)
     for _ in range(STEPS):
         middle = (low + high) / 2

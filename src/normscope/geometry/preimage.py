@@ -41,6 +41,7 @@ def reached(norm: Norm, start: Floats, radius: float, y: Floats, tol: float) -> 
     floor = (channels * norm.eps) ** 0.5 if norm.scales else 0.0
     unit = max(float(np.max(length_of(start))), radius if np.isfinite(radius) else 0.0, floor) or 1.0
     start, radius, floor = start / unit, radius / unit, floor / unit  # so that no square overflows
+    radius += tol * (radius + float(np.linalg.norm(start)))
     live = gain != 0
     reach = np.where(live, gain * (channels**0.5 if norm.scales else unit), 1.0)
     terms = np.abs(y) + np.abs(bias)
@@ -64,9 +65,9 @@ def reached(norm: Norm, start: Floats, radius: float, y: Floats, tol: float) -> 
     else:
         free = dead > int(norm.projects)
         across = _rest(start, live, norm.projects)
-        squares = _scaled_squares(u, slack, fixed, across, free, floor, radius * (1 + tol), tol)
+        squares = _scaled_squares(u, slack, fixed, across, free, floor, radius, tol)
     squares = np.where(possible, squares, np.inf).sum(axis=-1)
-    within: NDArray[np.bool_] = np.isfinite(squares) & (np.sqrt(squares) <= radius * (1 + tol))
+    within: NDArray[np.bool_] = np.isfinite(squares) & (np.sqrt(squares) <= radius)
     return within
 
 
