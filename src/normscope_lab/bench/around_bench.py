@@ -103,7 +103,9 @@ def _demo_cases(settings: Settings) -> list[Case]:
 def _widths(source: str, cases: list[Case]) -> Iterator[Widths]:
     for radius in RADII:
         measured = [_measured(case, x, radius) for case in cases for x in case.inputs]
-        share, attacked, interval, linear, *passed = (np.concatenate(parts) for parts in zip(*measured, strict=True))
+        share, attacked, interval, linear, capped, *passed = (
+            np.concatenate(parts) for parts in zip(*measured, strict=True)
+        )
         yield Widths(
             source=source,
             size=cases[0].norm.size,
@@ -113,6 +115,7 @@ def _widths(source: str, cases: list[Case]) -> Iterator[Widths]:
             attacked=float(attacked.mean()),
             interval=float(interval.mean()),
             linear=float(linear.mean()),
+            capped=float(capped.mean()),
             passed=int(passed[0].sum()),
             interval_passed=int(passed[1].sum()),
             linear_passed=int(passed[2].sum()),
@@ -120,17 +123,19 @@ def _widths(source: str, cases: list[Case]) -> Iterator[Widths]:
 
 
 def _measured(case: Case, x: Floats, relative: float) -> tuple[Floats, ...]:
-    """For every reader: exact over full width, attacked, interval and linear over exact; attacks that pass each."""
+    """For every reader the columns of Widths, in their order: widths over widths, then attacks that pass each bound."""
     norm, readers = case.norm, case.readers
     radius = relative * float(np.linalg.norm(norm.project(x)))
     ends = [exact_bounds(norm, x, radius, readers)]
     ends += [bounds(norm, x, radius, readers) for bounds in (interval_bounds, linear_bounds)]
-    everything = norm.ellipsoid.support(readers) + norm.ellipsoid.support(-readers)
+    lowest, highest = -norm.ellipsoid.support(-readers), norm.ellipsoid.support(readers)
     reached = -_attack(norm, x, radius, -readers), _attack(norm, x, radius, readers)
     exact, interval, linear = (high - low for low, high in ends)
+    capped = np.minimum(ends[2][1], highest) - np.maximum(ends[2][0], lowest)
     slack = ROUNDING * (np.abs(readers) @ (np.sqrt(norm.size) * np.abs(norm.gain) + np.abs(norm.bias)))
     passed = [1.0 * (reached[0] < low - slack) + 1.0 * (reached[1] > high + slack) for low, high in ends]
-    return exact / everything, (reached[1] - reached[0]) / exact, interval / exact, linear / exact, *passed
+    attacked = reached[1] - reached[0]
+    return exact / (highest - lowest), attacked / exact, interval / exact, linear / exact, capped / exact, *passed
 
 
 def exact_bounds(norm: Norm, x: Floats, radius: float, readers: Floats) -> tuple[Floats, Floats]:

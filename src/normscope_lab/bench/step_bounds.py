@@ -52,9 +52,9 @@ def linear_bounds(norm: Norm, x: Floats, radius: float, readers: Floats) -> tupl
     chord_slope = (smallest - largest) / max(most - least, np.finfo(float).tiny)
 
     weights = readers * norm.gain  # k
-    flat = norm.project(weights)
     along, across = weights @ z, np.abs(weights).sum(axis=1) * (delta * half)
-    lengths, shift = np.sum(flat**2, axis=1), readers @ norm.bias
+    lengths = np.einsum("mn,mn->m", weights, weights) - norm.projects * weights.sum(axis=1) ** 2 / size  # |Πk|²
+    shift = readers @ norm.bias
 
     def highest(sign: float) -> Floats:
         """Of sign·w·y; the slope in z is sign·(middle·k + factor·2z₀/N)."""

@@ -8,6 +8,15 @@ from normscope.results.result import Result
 from normscope_lab.bench.timing import Machine, duration, times
 
 
+def factor(ratio: float) -> str:
+    """How many times wider, to three digits below a hundred.
+
+    >>> factor(1.0315), factor(3664.7)
+    ('1.03×', '3665×')
+    """
+    return f"{ratio:.3g}×" if ratio < 100 else f"{ratio:.0f}×"
+
+
 @dataclass(frozen=True)
 class Widths:
     """Widths of the interval of w·y over all inputs within a radius, means over readers and inputs."""
@@ -17,9 +26,15 @@ class Widths:
     radius: Annotated[float, Column("radius", "Greatest distance of an input from x, over |Πx|.", "g")]
     cases: Annotated[int, Column("cases", "Pairs of an input and a reader.", ",", brief=False)]
     share: Annotated[float, Column("exact width", "Exact width over that for all inputs, mean.", ".3g")]
-    attacked: Annotated[float, Column("attacked", "Width that attacks reach over the exact one, mean.", ".6f")]
-    interval: Annotated[float, Column("intervals", "Width by interval arithmetic over the exact one, mean.", times)]
-    linear: Annotated[float, Column("linear", "Width by linear relaxation over the exact one, mean.", ".3g")]
+    attacked: Annotated[
+        float, Column("attacked", "Width that attacks reach over the exact one, mean.", ".6f", brief=False)
+    ]
+    interval: Annotated[float, Column("intervals", "Width by interval arithmetic over the exact one, mean.", factor)]
+    linear: Annotated[float, Column("linear", "Width by linear relaxation over the exact one, mean.", factor)]
+    capped: Annotated[
+        float,
+        Column("linear, capped", "Linear bounds cut to those for all inputs, over the exact width, mean.", factor),
+    ]
     passed: Annotated[int, Column("passed", "Attacks that pass the exact interval, of two for each case.")]
     interval_passed: Annotated[int, Column("passed intervals", "Attacks that pass the intervals.", brief=False)]
     linear_passed: Annotated[int, Column("passed linear", "Attacks that pass the linear bounds.", brief=False)]
