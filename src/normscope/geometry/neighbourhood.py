@@ -140,7 +140,7 @@ class Neighbourhood:
         says little about the length.
         """
         y = as_vectors(y, "y", self.norm.size)
-        return reached(self.norm, self._start, self.radius, y, _nonnegative(tol, "tol"))
+        return reached(self.norm, self._start, self.radius, y, min(_nonnegative(tol, "tol"), 1.0))
 
     @property
     def _on_a_line(self) -> bool:

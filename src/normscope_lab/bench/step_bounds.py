@@ -8,9 +8,9 @@ Linear      (as CROWN [1] propagates backwards, with the planes of [2] for produ
             zₙs    between the mean of the two lower and the mean of the two upper McCormick planes over its box,
             s      between the tangent at v₀ and the chord of 1/√(v + ε) over the range of v = mean(z²),
             zₙ²    between its tangent at z₀ₙ and its chord,
-            and the linear function of a that is left is bounded over the ball itself. Every slope is that of the
-            norm's derivative at x, so that these bounds are tight to first order in r. The ranges of zₙ and v come from
-            the ball: δ = r|Πeₙ|; v from intervals or from the linear bounds of zₙ², whichever is tighter.
+            and the linear function of a that is left is bounded over the ball itself. Slopes agree to first order with
+            the norm's derivative at x, so that these bounds are tight to first order in r. The ranges of zₙ and v come
+            from the ball: δ = r|Πeₙ|; v from intervals or from the linear bounds of zₙ², whichever is tighter.
 
 [1] Zhang et al., Efficient Neural Network Robustness Certification with General Activation Functions, NeurIPS 2018.
 [2] Shi et al., Robustness Verification for Transformers, ICLR 2020.
