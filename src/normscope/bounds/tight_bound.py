@@ -186,7 +186,6 @@ class _Gated:
         act = ACTIVATIONS[neurons.activation]
         tau = lift_weight(neurons) or 1.0
         least, most = act.factors(*reader_range(neurons.a, neurons.a_offset))
-        least = np.where(least < 1e-4 * most, 0.0, least)
         self.size_a = _positive(np.hypot(norms(neurons.a), neurons.a_offset / tau))
         self.size_b = _positive(np.hypot(norms(neurons.b), neurons.b_offset / tau))
         self.a, self.alpha = neurons.a / self.size_a[:, None], neurons.a_offset / self.size_a
@@ -207,6 +206,9 @@ class _Gated:
         ratio = np.exp(theta)
         return np.asarray(self.spread * (ratio * tt - vv / ratio))
 
+    def constant(self, theta: Floats) -> float:
+        return 0.0
+
     def multipliers(self, theta: Floats) -> tuple[Floats, Floats]:
         return np.exp(theta) * (self.size_b / self.size_a), np.zeros(0)
 
@@ -223,8 +225,9 @@ class _Plain:
         tau = lift_weight(neurons) or 1.0
         self.size_a = _positive(np.hypot(norms(neurons.a), neurons.a_offset / tau))
         self.a, self.alpha = neurons.a / self.size_a[:, None], neurons.a_offset / self.size_a
-        self.weight, sign = np.abs(d), np.sign(d)
+        self.act, self.weight, sign = act, np.abs(d), np.sign(d)
         low, high = reader_range(neurons.a, neurons.a_offset)
+        self.sign, self.low, self.high = sign, low, high
         even = low[:, None] + np.linspace(0, 1, NODES // 2) * (high - low)[:, None]
         near = np.clip(np.sinh(np.linspace(-4, 4, NODES - NODES // 2)) / 3, low[:, None], high[:, None])
         self.nodes = np.concatenate([even, near], axis=1)
@@ -269,6 +272,10 @@ class _Plain:
         of_p = self.weight * self.unit * (tt * self.size_a**2 - self.square)
         return np.concatenate([of_p, self.weight * self.tilt * (t * self.size_a - self.mean)])
 
+    def constant(self, theta: Floats) -> float:
+        """What `forms` has from some values of t only, from all."""
+        return float(self.weight @ self.act.least_constant(self.sign, *self._parts(theta), self.low, self.high))
+
     def multipliers(self, theta: Floats) -> tuple[Floats, Floats]:
         return self._parts(theta)
 
@@ -284,7 +291,7 @@ def _searched(family: _Gated | _Plain) -> tuple[Floats, Floats, float]:
     best: tuple[float, Floats, Floats, float] | None = None
     inside, last, basis = 0.0, np.inf, np.zeros((n, 0), np.float32)
     for soft in SOFT:
-        forms = family.forms(theta, 0.0)
+        forms = family.forms(theta, 0.0)._replace(constant=family.constant(theta))
         X, g, c = _matrix(forms, a, family.alpha, b, family.beta)
         kept = min(TOP, n)
         top, vectors = eigh(X, subset_by_index=[n - kept, n - 1], driver="evr", check_finite=False)
@@ -367,12 +374,25 @@ def _matrix(
     linear_b = 2 * forms.vv * beta + forms.tv * alpha + forms.v
     c += float(np.sum((forms.vv * beta + forms.tv * alpha + forms.v) * beta))
     g = np.asarray(linear_a @ a + linear_b @ b, float) / 2
-    if np.allclose(forms.tv**2, 4 * forms.tt * forms.vv, rtol=1e-6, atol=0):  # squares: half the work
-        rows = a * _column(np.sqrt(forms.tt)) + b * _column(np.sign(forms.tv) * np.sqrt(forms.vv))
-        return rows.T @ rows, g, c
-    half = forms.tv / 2
-    X = a.T @ (a * _column(forms.tt) + b * _column(half)) + b.T @ (a * _column(half) + b * _column(forms.vv))
-    return (X + X.T) / 2, g, c
+    spread = np.sqrt(forms.tt * forms.vv)
+    ratio = np.sqrt(np.where(spread > 0, forms.tt / np.where(spread > 0, spread, 1.0), 1.0))
+    return _squares(a, b, np.abs(forms.tv) / 2 + spread, np.abs(forms.tv) / 2 - spread, ratio, np.sign(forms.tv)), g, c
+
+
+def _squares(
+    a: NDArray[Any], b: NDArray[Any], plus: Floats, minus: Floats, ratio: Floats, sign: Floats
+) -> NDArray[Any]:
+    """Σ plus/2·(ra ± b/r)² − minus/2·(ra ∓ b/r)²; the second sum is over few neurons, those with a small range of t."""
+
+    def square(weight: Floats, sign: Floats, rows: Any) -> NDArray[Any]:
+        root = np.sqrt(weight[rows] / 2)
+        scaled = a[rows] * (root * ratio[rows])[:, None].astype(a.dtype)
+        scaled += b[rows] * (sign[rows] * root / ratio[rows])[:, None].astype(a.dtype)
+        return np.asarray(scaled.T @ scaled)
+
+    X = square(plus, sign, slice(None))
+    some = minus > 1e-9 * plus
+    return X - square(minus, -sign, some) if some.any() else X
 
 
 def _trust_region(X: NDArray[Any], g: Floats, top: float) -> tuple[float, Floats]:
@@ -440,15 +460,11 @@ def _exact_matrix(neurons: Neurons, d: Floats, first: Floats, second: Floats) ->
         return X, (2 * tt * alpha + t) @ a / 2, c, total
     b, beta, other = neurons.b, neurons.b_offset, np.hypot(norms(neurons.b), neurons.b_offset)
     least, most = act.factors(low, high)
-    least = np.where(least < 1e-4 * most, 0.0, least)
-    spread = weight * ((most - least) + 8 * EPS * most) / 4
+    least = np.where(least <= 1e-9 * most, 0.0, least)
+    most = most * (1 + 8 * EPS)  # covers the rounding of what follows
+    spread = weight * (most - least) / 4
     tt, vv, tv, v = spread * first, spread / first, d * (most + least) / 2, act.at_zero * d
-    if least.any():
-        X = a.T @ (a * tt[:, None] + b * tv[:, None] / 2) + b.T @ (a * tv[:, None] / 2 + b * vv[:, None])
-        X = (X + X.T) / 2
-    else:
-        rows = a * np.sqrt(tt)[:, None] + b * (np.sign(d) * np.sqrt(vv))[:, None]
-        X = rows.T @ rows
+    X = _squares(a, b, weight * most / 2, weight * least / 2, np.sqrt(first), np.sign(d))
     g = (2 * tt * alpha + tv * beta) @ a + (2 * vv * beta + tv * alpha + v) @ b
     c = float(np.sum(tt * alpha**2 + tv * alpha * beta + vv * beta**2 + v * beta))
     total = float(tt @ size**2 + 2 * np.abs(tv) @ (size * other) + vv @ other**2 + np.abs(v) @ other)
