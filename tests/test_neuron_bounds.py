@@ -208,6 +208,9 @@ def test_what_is_not_a_number_is_refused():
             call(one, [[np.inf]])
     with pytest.raises(ValueError, match="d must be finite"):
         tight(one, [np.nan])
+    for call in (tight, witness):
+        with pytest.raises(ValueError, match="a column for each of 1 neurons"):
+            call(one, [[1.0], [2.0]])
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from normscope.bounds.neurons import (
     weights,
 )
 from normscope.certificates.neuron_certificates import NeuronCertificate, Neurons
-from normscope.checks import Floats
+from normscope.checks import Floats, as_floats
 
 Singles = NDArray[np.float32]
 
@@ -80,7 +80,7 @@ def tight(neurons: Neurons, d: Any) -> Tight:
     >>> bool(witness(many, d, found)[1] <= found.bound <= 2 * witness(many, d, found)[1])
     True
     """
-    row = weights(neurons, np.atleast_2d(d))[0]
+    row = weights(neurons, as_floats(d, "d")[None])[0]
     by_intervals = float(intervals(neurons, row[None])[1][0])
     live = row != 0
     if not live.any():
@@ -138,7 +138,7 @@ def witness(
     >>> u.round(2), round(value, 6)
     (array([0.6, 0.8]), 10.0)
     """
-    row = weights(neurons, np.atleast_2d(d))[0]
+    row = weights(neurons, as_floats(d, "d")[None])[0]
     net, n = _Net.of(neurons, row, np.float64), neurons.size
     u = np.zeros(n)
     value = float(_values(net, u[:, None])[0][0])
