@@ -16,7 +16,6 @@ from normscope.cli.options import (
     LinesFlag,
     ModelArgument,
     TextOption,
-    WeightsArgument,
     command,
     model_of,
     progress,
@@ -47,7 +46,7 @@ def inspect(
 
 @command()
 def ranges(
-    model: WeightsArgument = None,
+    model: FolderArgument = None,
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
@@ -91,13 +90,15 @@ def _layer_and_channel(given: str) -> tuple[str, int]:
     """A layer's name and one of its outputs, as --channel takes them."""
     layer, _, number = given.rpartition(":")
     if not layer or not number.isdecimal():
-        raise InputError(f"--channel must be a layer and a number, such as model.layers.0.mlp.down_proj:7, got {given!r}")
+        raise InputError(
+            f"--channel must be a layer and a number, such as model.layers.0.mlp.down_proj:7, got {given!r}"
+        )
     return layer, int(number)
 
 
 @command()
 def spikes(
-    model: WeightsArgument = None,
+    model: FolderArgument = None,
     text: TextOption = None,
     lines: LinesFlag = False,
     inputs: InputsOption = None,

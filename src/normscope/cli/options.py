@@ -27,13 +27,6 @@ ModelArgument = Annotated[
 FolderArgument = Annotated[
     Path | None,
     typer.Argument(
-        help="A folder in Hugging Face format, with weights. Default: a small demo GPT.",
-        show_default=False,
-    ),
-]
-WeightsArgument = Annotated[
-    Path | None,
-    typer.Argument(
         help="A folder in Hugging Face format, with weights, or a .gguf file. Default: a small demo GPT.",
         show_default=False,
     ),

@@ -18,11 +18,12 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from torch.fx import Node
 
-from normscope.bounds.tight import tight as tightened
-from normscope.bounds.tight import witness
+from normscope.bounds.tight_bound import tight as tightened
+from normscope.bounds.tight_bound import witness
 from normscope.certificates.neuron_certificates import Neurons
 from normscope.certificates.range_certificates import Matrix, RangeCertificate, Reader
 from normscope.checks import Floats, frozen
@@ -190,6 +191,10 @@ class RangeSearch:
 
     def rows(self, progress: Progress = silent) -> dict[Node, TensorRange]:
         """Walk over the graph: the rows of layers and of tensors with a role, in the order in which they run."""
+        with threadpool_limits(1):  # many small products: threads of several libraries would get in each other's way
+            return self._walked(progress)
+
+    def _walked(self, progress: Progress) -> dict[Node, TensorRange]:
         rows: dict[Node, TensorRange] = {}
         walk = Walk(
             self.graph, self.stored, self.calls, self.subject.input_ranges, self._watch, self._scores.__setitem__
@@ -304,20 +309,26 @@ class RangeSearch:
         farthest = np.maximum(np.abs(outputs.low), np.abs(outputs.high))
         order = np.argsort(-farthest, kind="stable")
         count = len(order) if math.isinf(self._tight) else int(self._tight)
-        chosen = dict.fromkeys(order[:count].tolist())
-        chosen |= dict.fromkeys(np.flatnonzero(farthest > self.largest).tolist())
-        chosen |= dict.fromkeys(channel for channel in self._wanted.get(label, ()) if channel < len(order))
+        named = [channel for channel in self._wanted.get(label, ()) if channel < len(order)]
         neurons = outputs.neurons()
-        named = set(self._wanted.get(label, ()))
         driven: dict[tuple[int, int], Floats] = {}
-        for channel in chosen:
-            both = outputs.high[channel] > self.largest and -outputs.low[channel] > self.largest
-            larger = 1 if outputs.high[channel] >= -outputs.low[channel] else -1
-            for sign in (larger, -larger) if both or channel in named else (larger,):
+
+        def settle(channel: int, sides: Iterable[int]) -> None:
+            for sign in sides:
                 driven[channel, sign] = self._tighten_one(label, outputs, neurons, channel, sign)
-        farthest = np.maximum(np.abs(outputs.low), np.abs(outputs.high))
-        channel = int(np.argmax(farthest))
-        sign = 1 if outputs.high[channel] == farthest[channel] else -1
+
+        def larger(channel: int) -> int:
+            return 1 if outputs.high[channel] >= -outputs.low[channel] else -1
+
+        for channel in order[:count].tolist():
+            settle(channel, (larger(channel),))
+        for channel in named:
+            settle(channel, {1, -1} - {sign for at, sign in driven if at == channel})
+        # One output that stays beyond the limit decides for the tensor; until then, all that could pass it are tried.
+        while self._decides(outputs, driven, channel := _farthest(outputs)):
+            settle(channel, (larger(channel),))
+        channel = _farthest(outputs)
+        sign = larger(channel)
         grades: dict[tuple[int, int], Grade] = dict.fromkeys(driven, "tight")
         if (channel, sign) not in driven:
             driven[channel, sign] = witness(neurons, sign * outputs.weights(channel))[0]
@@ -325,6 +336,11 @@ class RangeSearch:
         kept = self._written.setdefault(node, {})
         for (channel, sign), u in driven.items():
             kept[channel, sign] = Written(grades[channel, sign], outputs.ball, channel, sign, sign * u, None)
+
+    def _decides(self, outputs: Outputs, driven: Mapping[tuple[int, int], Floats], channel: int) -> bool:
+        """Whether an output could pass the limit and was not tightened on that side."""
+        low, high = float(outputs.low[channel]), float(outputs.high[channel])
+        return max(-low, high) > self.largest and (channel, 1 if high >= -low else -1) not in driven
 
     def _tighten_one(self, label: str, outputs: Outputs, neurons: Neurons, channel: int, sign: int) -> Floats:
         """Tighten one side of an output, keep its certificate, and return the direction of its witness."""
@@ -511,6 +527,11 @@ def _reader(form: Linear) -> Reader | None:
         rows=np.asarray(plain.index, dtype=np.int64),
         scale=np.asarray(plain.scale),
     )
+
+
+def _farthest(outputs: Outputs) -> int:
+    """The output with the largest bound."""
+    return int(np.argmax(np.maximum(np.abs(outputs.low), np.abs(outputs.high))))
 
 
 def _along(x: Floats, value: Node, axis: int) -> Tensor:

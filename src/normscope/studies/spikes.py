@@ -65,7 +65,8 @@ def spikes(
     tokens = _tokens(subject) if subject.runs else []
     ranked: list[tuple[float, Node, int]] = []
     for node, row in writers.items():
-        assert row.lows is not None and row.highs is not None
+        assert row.lows is not None
+        assert row.highs is not None
         peaks = np.maximum(np.abs(row.lows), np.abs(row.highs))
         median = float(np.median(peaks))
         top = np.argsort(-peaks, kind="stable")[:EACH]
@@ -94,7 +95,8 @@ def _writers(search: RangeSearch, rows: dict[Node, TensorRange]) -> Iterator[Nod
 
 
 def _spike(search: RangeSearch, node: Node, row: TensorRange, channel: int, times: float) -> Spike:
-    assert row.lows is not None and row.highs is not None
+    assert row.lows is not None
+    assert row.highs is not None
     low, high = float(row.lows[channel]), float(row.highs[channel])
     bound = high if high >= -low else low
     number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", row.layer)

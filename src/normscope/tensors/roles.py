@@ -104,7 +104,7 @@ def _factors(product: Node) -> tuple[Node, Node]:
     if kind_of(product) == "einsum":
         first, second = product.args[1]  # type: ignore[misc]
         return first, second  # type: ignore[return-value]
-    first, second = (product.args[1:3] if kind_of(product) == "baddbmm" else product.args[:2])
+    first, second = product.args[1:3] if kind_of(product) == "baddbmm" else product.args[:2]
     return first, second  # type: ignore[return-value]
 
 
