@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from normscope.studies.keys import keys
     from normscope.studies.ranges import ranges
     from normscope.studies.separability import separability
+    from normscope.studies.static_scales import static_scales
     from normscope.studies.vocab import vocab
     from normscope.verify_file import verify
 
@@ -43,6 +44,7 @@ _HOMES = {
     "ranges": "studies.ranges",
     "selectable": "separation.selectable",
     "separability": "studies.separability",
+    "static_scales": "studies.static_scales",
     "swap": "rewrite.swap",
     "verify": "verify_file",
     "vocab": "studies.vocab",
@@ -67,6 +69,7 @@ __all__ = [
     "results",
     "selectable",
     "separability",
+    "static_scales",
     "swap",
     "verify",
     "vocab",

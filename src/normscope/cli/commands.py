@@ -44,15 +44,20 @@ def inspect(
     return ask(model_of(model), **run_on(text, inputs, lines), device=device, dtype=dtype, progress=progress)
 
 
-@command()
+@command(scales=True)
 def ranges(
     model: FolderArgument = None,
     text: TextOption = None,
     inputs: InputsOption = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
+    scales: bool = False,
 ) -> Any:
     """How far each output of a linear layer that reads a norm can go, over all inputs, from the weights alone."""
+    if scales:
+        from normscope.studies.static_scales import static_scales
+
+        return static_scales(model_of(model), **run_on(text, inputs), device=device, dtype=dtype, progress=progress)
     from normscope.studies.ranges import ranges as ask
 
     return ask(model_of(model), **run_on(text, inputs), device=device, dtype=dtype, progress=progress)
