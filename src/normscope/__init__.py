@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from normscope.rewrite.fold import fold
     from normscope.rewrite.swap import swap
     from normscope.separation.selectable import selectable
+    from normscope.studies.certified_scales import static_scales
     from normscope.studies.inspect import inspect
     from normscope.studies.keys import keys
     from normscope.studies.ranges import ranges
     from normscope.studies.separability import separability
-    from normscope.studies.static_scales import static_scales
     from normscope.studies.vocab import vocab
     from normscope.verify_file import verify
 
@@ -44,7 +44,7 @@ _HOMES = {
     "ranges": "studies.ranges",
     "selectable": "separation.selectable",
     "separability": "studies.separability",
-    "static_scales": "studies.static_scales",
+    "static_scales": "studies.certified_scales",
     "swap": "rewrite.swap",
     "verify": "verify_file",
     "vocab": "studies.vocab",

@@ -55,7 +55,7 @@ def ranges(
 ) -> Any:
     """How far each output of a linear layer that reads a norm can go, over all inputs, from the weights alone."""
     if scales:
-        from normscope.studies.static_scales import static_scales
+        from normscope.studies.certified_scales import static_scales
 
         return static_scales(model_of(model), **run_on(text, inputs), device=device, dtype=dtype, progress=progress)
     from normscope.studies.ranges import ranges as ask

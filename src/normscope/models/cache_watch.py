@@ -7,7 +7,7 @@ torch's attention function. Nothing is kept: each tensor is passed to a function
 >>> with cache_watch(model, lambda layer, what, tensor: seen.update({(layer, what): tuple(tensor.shape)})):
 ...     _ = model(*torch.ones(3, 5, 1, 8))
 >>> seen
-{('', 'keys'): (1, 2, 5, 4), ('', 'values'): (1, 2, 5, 4)}
+{('', 'keys'): (2, 5, 4), ('', 'values'): (2, 5, 4)}
 """
 
 from collections.abc import Callable, Iterator, MutableMapping
