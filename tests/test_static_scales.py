@@ -113,6 +113,9 @@ def test_one_file_for_scales_and_result_is_refused(run, folders, tmp_path):
     code, _, told = run("ranges", folders["llama"], "--scales", tmp_path / "scales.json")
     assert code == 2
     assert "must end in .safetensors" in told
+    code, _, told = run("ranges", folders["llama"], "--scales", file, "--limit", "bfloat16")
+    assert code == 2
+    assert "--scales cannot be combined with --limit" in told
 
 
 @given(amax=st.floats(0.0, 1e38), largest=st.sampled_from([448.0, 127.0]))

@@ -31,6 +31,13 @@ FolderArgument = Annotated[
         show_default=False,
     ),
 ]
+WeightsArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A folder in Hugging Face format, with weights, or a .gguf file. Default: a small demo GPT.",
+        show_default=False,
+    ),
+]
 JsonFlag = Annotated[
     bool, typer.Option("--json", metavar="", help="Print JSON on standard output, and nothing else there.")
 ]

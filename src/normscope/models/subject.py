@@ -4,7 +4,7 @@ Every study begins with a Subject, so all of them take the same arguments and re
 (the module with its weights, the norms, the graph, the batches) is computed once, when first needed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -21,6 +21,7 @@ from normscope.models.load import (
     TextBatches,
     known_config,
     load_model,
+    load_tokenizer,
     named,
     open_weights,
     read_text,
@@ -132,6 +133,20 @@ class Subject:
             inventory = find_stored(path, model, weights, given)
         warn_of_notes(path, known_config(path))
         return inventory, weights
+
+    @property
+    def decoder(self) -> Callable[[int], str] | None:
+        """The text of a token; None without a text."""
+        if self._text is None or self.path is None:
+            return None
+        tokenizer = load_tokenizer(self.path)
+        return lambda token: str(tokenizer.decode([token]))
+
+    def without_text(self) -> "Subject":
+        """The same model without the text; itself where there is none."""
+        if self._text is None:
+            return self
+        return Subject(self._model, device=self._device, dtype=self._dtype)
 
     def held_otherwise(self, dtype: str) -> frozenset[str]:
         """The nodes of the graph that are not held in a half type when the model is: norms and softmax run in float32.

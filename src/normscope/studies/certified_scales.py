@@ -118,9 +118,10 @@ class _Search:
     """One walk over the graph, with the bounds of all tensors that get a scale."""
 
     def __init__(self, subject: Subject) -> None:
-        ranges = RangeSearch(subject, "float32", TYPES["float32"])
-        self.subject, self.graph, self.ranges = subject, ranges.graph, ranges
-        self.modules = dict(subject.traced.module.named_modules())
+        plain = subject.without_text()  # bounds do not depend on its length: a short call is enough to trace
+        self.ranges = RangeSearch(plain, "float32", TYPES["float32"])
+        self.graph, self.given = self.ranges.graph, plain.input_ranges
+        self.modules = dict(plain.traced.module.named_modules())
         self.seats: dict[str, Seat] = {}  # by the name of a scale, where its tensor is seen while the model runs
         self._left_out: dict[str, str] = {}
         self._names: dict[Node, list[tuple[str, Of]]] = {}
@@ -135,7 +136,7 @@ class _Search:
 
     def walk(self, progress: Progress) -> None:
         """Bound every tensor that has a name."""
-        walk = Walk(self.graph, self.ranges.stored, self.ranges.calls, self.subject.input_ranges)
+        walk = Walk(self.graph, self.ranges.stored, self.ranges.calls, self.given)
         for node, value in progress(_Steps(walk, len(self.graph.nodes)), "tensors"):
             if node in self._names and isinstance(value, Value) and is_float(node):
                 for name, of in self._names[node]:
