@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from normscope.rewrite.fold import fold
     from normscope.rewrite.swap import swap
     from normscope.separation.selectable import selectable
+    from normscope.studies.certified_scales import static_scales
     from normscope.studies.inspect import inspect
     from normscope.studies.keys import keys
     from normscope.studies.ranges import ranges
@@ -45,6 +46,7 @@ _HOMES = {
     "selectable": "separation.selectable",
     "separability": "studies.separability",
     "spikes": "studies.spikes",
+    "static_scales": "studies.certified_scales",
     "swap": "rewrite.swap",
     "verify": "verify_file",
     "vocab": "studies.vocab",
@@ -70,6 +72,7 @@ __all__ = [
     "selectable",
     "separability",
     "spikes",
+    "static_scales",
     "swap",
     "verify",
     "vocab",

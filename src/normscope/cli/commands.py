@@ -44,7 +44,7 @@ def inspect(
     return ask(model_of(model), **run_on(text, inputs, lines), device=device, dtype=dtype, progress=progress)
 
 
-@command()
+@command(scales=True)
 def ranges(
     model: FolderArgument = None,
     *,
@@ -68,21 +68,26 @@ def ranges(
     ] = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
+    scales: bool = False,
 ) -> Any:
     """How far every tensor of a model can go, over all inputs, from the weights alone: will it overflow?"""
+    given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype, "progress": progress}
+    if scales:
+        if (limit, tight, channel or None) != ("float16", "4", None):
+            raise InputError("--scales cannot be combined with --limit, --tight or --channel: it has its own table")
+        from normscope.studies.certified_scales import static_scales
+
+        return static_scales(model_of(model), **given)
     from normscope.studies.ranges import ranges as ask
 
     if tight != "all" and not tight.isdecimal():
         raise InputError(f"--tight must be a whole number or all, got {tight!r}")
     return ask(
         model_of(model),
-        **run_on(text, inputs, lines),
         limit=limit,
         tight=tight if tight == "all" else int(tight),
         channels=[_layer_and_channel(each) for each in channel or ()],
-        device=device,
-        dtype=dtype,
-        progress=progress,
+        **given,
     )
 
 
