@@ -26,7 +26,7 @@ from normscope.results.rows import NotCovered
 from normscope.results.static_scales import Of, StaticScale, StaticScales, can_be_scaled
 from normscope.studies.ranges import RangeSearch
 from normscope.studies.rounding_cost import Cost, Seat, rounding_cost
-from normscope.tensors.rows import Linear
+from normscope.tensors.linear_rows import Linear
 from normscope.tensors.values import Value
 from normscope.tensors.walk import Walk
 

@@ -31,16 +31,16 @@ from normscope.errors import InputError
 from normscope.models.batches import Inputs
 from normscope.models.float64_run import run_between, run_call
 from normscope.models.graph import LinearReader, ModelGraph
-from normscope.models.graph_operations import handed_on, is_float, kind_of
+from normscope.models.graph_operations import handed_on, kind_of
 from normscope.models.subject import Subject, Text
 from normscope.norm import Norm
 from normscope.progress import Progress, silent
 from normscope.results.inventory import FoundNorm
 from normscope.results.layer_ranges import TYPES, UNITS, Grade, LayerRanges, Limit, TensorRange, Verdict
 from normscope.studies.observed import Observed, Seen, observed
+from normscope.tensors.linear_rows import Ball, Linear, ProductRows
 from normscope.tensors.products import Outputs
 from normscope.tensors.roles import Role, roles_of
-from normscope.tensors.rows import Ball, Linear, ProductRows
 from normscope.tensors.values import Gated, Value
 from normscope.tensors.walk import NormCall, Walk
 
@@ -200,7 +200,7 @@ class RangeSearch:
             self.graph, self.stored, self.calls, self.subject.input_ranges, self._watch, self._scores.__setitem__
         )
         for node, value in progress(_sized(walk.steps(), len(self.graph.nodes)), "tensors"):
-            if not isinstance(value, Value) or not is_float(node) or node in self.graph.constants:
+            if not isinstance(value, Value) or node.op != "call_function" or node in self.graph.constants:
                 continue
             row = self._row(node, value)
             if row is not None:

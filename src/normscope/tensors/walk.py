@@ -18,12 +18,13 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from normscope.checks import Floats, as_floats
+from normscope.errors import InputError
 from normscope.models.graph import ModelGraph
 from normscope.models.graph_operations import COPIES, DROPOUTS, handed_on, is_float, kind_of, overwritten_by
 from normscope.norm import Norm
 from normscope.tensors import elementwise as entries
 from normscope.tensors import products
-from normscope.tensors.rows import Ball, Linear, NormRows
+from normscope.tensors.linear_rows import Ball, Linear, NormRows
 from normscope.tensors.values import Angle, Value, Whole, aligned, anything, constant, joined_values, merged, within
 
 Known = Value | Whole | tuple["Known", ...] | Any
@@ -113,6 +114,8 @@ class Walk:
             made = self._computed(node)
         except _Unknown as unknown:
             made = self._unknown(node, str(unknown))
+        except InputError:  # weights that are not finite, or can't be read
+            raise
         except (RuntimeError, IndexError, ValueError, TypeError, KeyError, AttributeError) as error:
             if DEBUG:
                 raise
