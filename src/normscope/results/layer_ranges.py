@@ -105,7 +105,7 @@ class Limit:
 class LayerRanges(
     Result,
     kind="layer_ranges",
-    schema_version=3,
+    schema_version=4,
     checked_by="normscope.certificates.check_ranges:check",
     reread_by="normscope.models.range_tensors:reread",
     remarked_by="normscope.rules.layer_ranges:remarks",
@@ -123,6 +123,7 @@ class LayerRanges(
     others: Annotated[tuple[TensorRange, ...], Table("Further tensors that can pass the limit", most=12)]
     certificates: tuple[RangeCertificate, ...] = ()
     text: str | None = None
+    dtype: str | None = None  # it was read in; None: float32, or that of the module
 
     @property
     def not_covered(self) -> tuple[NotCovered, ...]:
@@ -134,9 +135,7 @@ class LayerRanges(
         """Whether no witness passes its bound, and those of exact bounds come near them."""
         rows = [row for row in (*self.layers, *self.tensors) if row.reached is not None and row.bound is not None]
         inside = all(abs(row.reached or 0.0) <= abs(row.bound or 0.0) * (1 + 1e-9) + 1e-12 for row in rows)
-        return inside and all(
-            row.ratio is None or row.ratio <= 1 + NEAR_ENOUGH for row in rows if row.grade == "exact"
-        )
+        return inside and all(row.ratio is None or row.ratio <= 1 + NEAR_ENOUGH for row in rows if row.grade == "exact")
 
     def __repr__(self) -> str:
         bounded = [row for row in self.layers if row.bound is not None]

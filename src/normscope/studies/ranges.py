@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
 from normscope.bounds.tight import tight as tightened
 from normscope.bounds.tight import witness
+from normscope.certificates.check_ranges import direction_of, output_of
 from normscope.certificates.neuron_certificates import Neurons
 from normscope.certificates.range_certificates import Matrix, RangeCertificate, Reader
 from normscope.checks import Floats, as_floats, frozen
@@ -36,9 +38,9 @@ from normscope.progress import Progress, silent
 from normscope.results.inventory import FoundNorm
 from normscope.results.layer_ranges import TYPES, UNITS, Grade, LayerRanges, Limit, TensorRange, Verdict, What
 from normscope.studies.observed import Observed, Seen, observed
-from normscope.tensors.products import Outputs
+from normscope.tensors.products import Layer, Outputs
 from normscope.tensors.roles import Role, roles_of
-from normscope.tensors.rows import Ball, Linear, NormRows, ProductRows
+from normscope.tensors.rows import Ball, Linear, ProductRows, reads_norm
 from normscope.tensors.values import Function, Gated, Value
 from normscope.tensors.walk import NormCall, Walk
 
@@ -126,6 +128,7 @@ class Written:
     sign: int
     direction: Floats | None  # of the norm, for that channel
     weights: Floats | None  # the layer's row, where it reads the norm
+    matrix: Matrix | None = None  # where it is stored, if the layer reads the norm as it is
 
 
 class RangeSearch:
@@ -150,6 +153,8 @@ class RangeSearch:
         self.layers = {product.total: product.reader for product in self.graph.products.values()}
         self.certificates: list[RangeCertificate] = []
         self._wanted = _by_layer(channels)
+        # layers whose bias is another operation: what reads the neurons is not the whole output
+        self._in_two_steps = {each.reader.weight_name for node, each in self.graph.products.items() if each.total is not node}
         self._written: dict[Node, list[Written]] = {}
         self._scores: dict[Node, Value] = {}
         self._rounded = UNITS.get(limit, UNITS["float32"])
@@ -199,6 +204,7 @@ class RangeSearch:
             tuple(row for row in others if row.what == "tensor"),
             tuple(self.certificates),
             self.subject.text,
+            self.subject.dtype,
         )
 
     # ---- rows ------------------------------------------------------------------------------------------------
@@ -250,6 +256,8 @@ class RangeSearch:
         best = mine[0] if mine else written[0]
         norm = None if best.ball is None else best.ball.norm
         row = replace(row, grade=best.grade if len(written) == 1 or mine else "intervals", norm=norm)
+        if row.grade == "tight" and (len(written) > 1 or not self._is_proved(row)):
+            row = replace(row, grade="quadratic")
         if not mine or best.direction is None or best.ball is None:
             return row
         x = self._input(best.ball, best.direction * best.sign)
@@ -257,7 +265,36 @@ class RangeSearch:
         if reached is None:
             return row
         verdict = self._verdict(value, replace(row, reached=reached))
+        if len(written) == 1 and best.matrix is not None:
+            self._keep_closed_form(node, row, best, reached, x)
         return replace(row, reached=reached, input=frozen(x), verdict=verdict)
+
+    def _is_proved(self, row: TensorRange) -> bool:
+        """Whether a certificate proves the bound of a layer, and not only that of a part of what it reads."""
+        bound, sign = row.bound or 0.0, 1 if (row.bound or 0.0) > 0 else -1
+        mine = [each for each in self.certificates if (each.layer, each.channel) == (row.layer, row.channel)]
+        near = 1e-12 * abs(bound)
+        return any(each.sign == sign and abs(each.bound - sign * bound) <= near for each in mine)
+
+    def _keep_closed_form(self, node: Node, row: TensorRange, best: Written, reached: float, x: Floats) -> None:
+        """The certificate of a layer that reads a norm: where its numbers are stored."""
+        reader, sign = self.layers[node], 1 if best.sign > 0 else -1
+        assert best.matrix is not None
+        assert row.norm is not None
+        assert row.bound is not None
+        proof = RangeCertificate(
+            layer=row.layer,
+            channel=best.channel,
+            sign=sign,  # type: ignore[arg-type]
+            bound=sign * row.bound,
+            reached=sign * reached,
+            norm=row.norm,
+            matrix=best.matrix,
+            shift=self._shift(node, best),
+            bias=reader.bias_name,
+            input=frozen(x),
+        )
+        self.certificates.append(proof)
 
     def _is_held(self, node: Node) -> bool:
         """Whether a tensor is held in the type of the limit."""
@@ -289,7 +326,9 @@ class RangeSearch:
         direction = outputs.direction(channel)
         grade: Grade = "intervals" if direction is None else "heads" if outputs.heads else "exact"
         weights = outputs.weights(channel) if direction is not None and not outputs.heads else None
-        written = Written(grade, outputs.ball, channel, sign, direction, weights)
+        layer, form = outputs.layer, outputs.form
+        matrix = Matrix(layer.name, layer.transposed, layer.expert) if grade == "exact" and reads_norm(form) else None
+        written = Written(grade, outputs.ball, channel, sign, direction, weights, matrix)
         self._written.setdefault(node, []).append(written)
 
     def _tighten(self, node: Node, outputs: Outputs) -> None:
@@ -322,17 +361,19 @@ class RangeSearch:
         """Tighten one side of an output, keep its certificate, and return the direction of its witness."""
         row, shift = sign * outputs.weights(channel), sign * float(outputs.layer.shift[channel])
         found = tightened(neurons, row)
-        u, value = witness(neurons, row, found)
+        u, _ = witness(neurons, row, found)
         bound = float(np.nextafter(found.bound + shift, np.inf))
+        improves = bound < (outputs.high[channel] if sign > 0 else -outputs.low[channel])
         if sign > 0:
             outputs.high[channel] = min(outputs.high[channel], bound)
         else:
             outputs.low[channel] = max(outputs.low[channel], -bound)
-        proof = self._certificate(label, outputs, channel, sign, bound, found.certificate)
+        proof = self._certificate(label, outputs, channel, sign, bound, found.certificate) if improves else None
         if proof is not None:
             assert outputs.ball is not None
-            x = self._input(outputs.ball, u)
-            self.certificates.append(replace(proof, reached=float(value + shift), input=frozen(x)))
+            x, norm = self._input(outputs.ball, u), self.calls[outputs.ball.source].norm
+            reached = output_of(neurons, row, direction_of(norm, x)).value + shift
+            self.certificates.append(replace(proof, reached=reached, input=frozen(x)))
         return u
 
     def _certificate(
@@ -343,6 +384,8 @@ class RangeSearch:
         gate = _reader(form.gate if isinstance(form, Gated) else form.linear)
         up = _reader(form.up) if isinstance(form, Gated) else None
         if gate is None or (up is None and isinstance(form, Gated)) or (layer.bias is not None and not layer.bias_name):
+            return None
+        if layer.name in self._in_two_steps:
             return None
         assert outputs.ball is not None
         return RangeCertificate(
@@ -376,8 +419,6 @@ class RangeSearch:
         """What the model's own operations give for an input of the norm, at all tokens, in float64."""
         ball = written.ball
         assert ball is not None
-        import torch
-
         found = self.norms[ball.norm]
         call = next(call for call in self.graph.calls_of(ball.norm) if ball.source in call)
         entering = self.graph.entering(ball.norm, call)
@@ -477,12 +518,26 @@ def _reader(form: Linear) -> Reader | None:
     if layer.bias is not None and not layer.bias_name:
         return None
     plain = form.take(np.arange(len(form.index)))
+    if not _has_stored_offset(plain, layer):
+        return None
     return Reader(
         Matrix(layer.name, layer.transposed, layer.expert),
         layer.bias_name,
         rows=np.asarray(plain.index, dtype=np.int64),
         scale=np.asarray(plain.scale),
     )
+
+
+def _has_stored_offset(form: Linear, layer: Layer) -> bool:
+    """Whether a linear value has the offset of its layer, and nothing was added to it since."""
+    rows = form.rows
+    assert isinstance(rows, ProductRows)
+    norm, wanted = rows.read_norm, layer.shift[form.index]
+    near = 1e-13 * np.abs(wanted)
+    if norm.bias.any():
+        weights = as_floats(layer.matrix()[torch.from_numpy(form.index)], "weights")
+        wanted, near = wanted + weights @ norm.bias, near + 1e-13 * np.abs(weights) @ np.abs(norm.bias)
+    return bool((np.abs(form.scale * wanted - form.offset) <= np.abs(form.scale) * near).all())
 
 
 def _by_layer(channels: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
