@@ -177,6 +177,8 @@ class _Check:
             yield f"its input reaches {value:.6g}, the file says {certificate.reached:.6g}"
         if certificate.reached > certificate.bound + ROUNDED * (abs(certificate.bound) + found.size):
             yield f"{certificate.reached:.9g} is reached, which is above the bound {certificate.bound:.9g}"
+        if certificate.kind == "exact" and certificate.reached < certificate.bound - SAME * found.size:
+            yield f"the bound {certificate.bound:.9g} is called exact, and {certificate.reached:.9g} is reached"
         yield self._model_fault(certificate, norm, x)
 
     def _connection_fault(self, certificate: RangeCertificate) -> str | None:
@@ -209,6 +211,7 @@ class _Check:
             return "the closed form has no factor and no multipliers"
         if certificate.first is not None or certificate.second is not None:
             return "the closed form has no multipliers"
+        self._row(certificate, certificate.channel)
         self._shift(certificate)
         middle, reach, doubt = (each[certificate.channel] for each in self._closed_form(certificate, norm))
         proved = certificate.sign * middle + reach
@@ -421,6 +424,8 @@ class _Check:
         found = self._formula(certificate, norm, row.channel, x)
         if abs(found.value - row.reached) > SAME * abs(found.value) + ROUNDED * found.size:
             return f"its input reaches {found.value:.6g}, the file says {row.reached:.6g}"
+        if row.grade == "exact" and abs(row.reached - row.bound) > SAME * found.size:
+            return f"the bound {row.bound:.9g} is called exact, and {row.reached:.9g} is reached"
         return None
 
     def _limit_faults(self) -> Iterator[str]:

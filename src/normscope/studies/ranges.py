@@ -127,8 +127,8 @@ class Written:
     channel: int
     sign: int
     direction: Floats | None  # of the norm, for that channel
-    weights: Floats | None  # the layer's row, where it reads the norm
-    matrix: Matrix | None = None  # where it is stored, if the layer reads the norm as it is
+    weights: Floats | None  # the layer's row, where it reads the norm as it is
+    matrix: Matrix | None = None  # where that row is stored
 
 
 class RangeSearch:
@@ -325,9 +325,9 @@ class RangeSearch:
         sign = 1 if outputs.high[channel] == farthest[channel] else -1
         direction = outputs.direction(channel)
         grade: Grade = "intervals" if direction is None else "heads" if outputs.heads else "exact"
-        weights = outputs.weights(channel) if direction is not None and not outputs.heads else None
-        layer, form = outputs.layer, outputs.form
-        matrix = Matrix(layer.name, layer.transposed, layer.expert) if grade == "exact" and reads_norm(form) else None
+        layer, reads = outputs.layer, grade == "exact" and reads_norm(outputs.form)
+        weights = outputs.weights(channel) if reads else None
+        matrix = Matrix(layer.name, layer.transposed, layer.expert) if reads else None
         written = Written(grade, outputs.ball, channel, sign, direction, weights, matrix)
         self._written.setdefault(node, []).append(written)
 
