@@ -40,7 +40,7 @@ from normscope.results.layer_ranges import TYPES, UNITS, Grade, LayerRanges, Lim
 from normscope.studies.observed import Observed, Seen, observed
 from normscope.tensors.products import Layer, Outputs
 from normscope.tensors.roles import Role, roles_of
-from normscope.tensors.rows import Ball, Linear, ProductRows, reads_norm
+from normscope.tensors.linear_rows import Ball, Linear, ProductRows, reads_norm
 from normscope.tensors.values import Function, Gated, Value
 from normscope.tensors.walk import NormCall, Walk
 

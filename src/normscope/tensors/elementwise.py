@@ -19,7 +19,7 @@ from torch import Tensor
 
 from normscope.bounds.activations import ACTIVATIONS
 from normscope.checks import Floats
-from normscope.tensors.rows import Indices, Linear, widened
+from normscope.tensors.linear_rows import Indices, Linear, widened
 from normscope.tensors.values import (
     Angle,
     Function,

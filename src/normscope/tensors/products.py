@@ -19,7 +19,7 @@ from normscope.bounds.neurons import Neurons, cheap
 from normscope.bounds.attention_scores import score_range
 from normscope.checks import Floats, as_floats
 from normscope.tensors.elementwise import Choice, Listed, Weighted, activation_of
-from normscope.tensors.rows import EPS, Ball, Linear, ProductRows, StoredMatrix, widened
+from normscope.tensors.linear_rows import EPS, Ball, Linear, ProductRows, StoredMatrix, widened
 from normscope.tensors.values import Function, Gated, Rotated, Shares, Value, interval_product, merged, patterns
 
 MOST_PATTERNS = 64  # vectors of different units that a layer is applied to; beyond, they are merged

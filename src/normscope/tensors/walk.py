@@ -23,7 +23,7 @@ from normscope.models.graph_operations import COPIES, DROPOUTS, handed_on, is_fl
 from normscope.norm import Norm
 from normscope.tensors import elementwise as entries
 from normscope.tensors import products
-from normscope.tensors.rows import Ball, Linear, NormRows
+from normscope.tensors.linear_rows import Ball, Linear, NormRows
 from normscope.tensors.values import Angle, Value, Whole, aligned, anything, constant, joined_values, merged, within
 
 Known = Value | Whole | tuple["Known", ...] | Any
