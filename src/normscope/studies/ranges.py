@@ -36,12 +36,12 @@ from normscope.models.subject import Subject, Text
 from normscope.norm import Norm
 from normscope.progress import Progress, silent
 from normscope.results.inventory import FoundNorm
-from normscope.results.layer_ranges import TYPES, UNITS, Grade, LayerRanges, Limit, TensorRange, Verdict, What
+from normscope.results.layer_ranges import TYPES, UNITS, Grade, LayerRanges, Limit, TensorRange, Verdict
 from normscope.studies.observed import Observed, Seen, observed
+from normscope.tensors.linear_rows import Ball, Linear, ProductRows, reads_norm
 from normscope.tensors.products import Layer, Outputs
 from normscope.tensors.roles import Role, roles_of
-from normscope.tensors.linear_rows import Ball, Linear, ProductRows, reads_norm
-from normscope.tensors.values import Function, Gated, Value
+from normscope.tensors.values import Gated, Value
 from normscope.tensors.walk import NormCall, Walk
 
 LARGEST_RUN = 2**27  # numbers of a matrix that a witness is run through in float64: 1 GB
@@ -154,7 +154,9 @@ class RangeSearch:
         self.certificates: list[RangeCertificate] = []
         self._wanted = _by_layer(channels)
         # layers whose bias is another operation: what reads the neurons is not the whole output
-        self._in_two_steps = {each.reader.weight_name for node, each in self.graph.products.items() if each.total is not node}
+        self._in_two_steps = {
+            each.reader.weight_name for node, each in self.graph.products.items() if each.total is not node
+        }
         self._written: dict[Node, list[Written]] = {}
         self._scores: dict[Node, Value] = {}
         self._rounded = UNITS.get(limit, UNITS["float32"])
@@ -164,8 +166,12 @@ class RangeSearch:
         """All rows, and the verdict on the limit."""
         rows: dict[Node, TensorRange] = {}
         others: list[TensorRange] = []
-        counts: dict[Verdict, int] = dict.fromkeys(("excluded", "too close to call", "not excluded", "reached", "unbounded"), 0)
-        walk = Walk(self.graph, self.stored, self.calls, self.subject.input_ranges, self._watch, self._scores.__setitem__)
+        counts: dict[Verdict, int] = dict.fromkeys(
+            ("excluded", "too close to call", "not excluded", "reached", "unbounded"), 0
+        )
+        walk = Walk(
+            self.graph, self.stored, self.calls, self.subject.input_ranges, self._watch, self._scores.__setitem__
+        )
         total = len(self.graph.nodes)
         for node, value in progress(_sized(walk.steps(), total), "tensors"):
             if not isinstance(value, Value) or not is_float(node) or node in self.graph.constants:
@@ -576,7 +582,9 @@ def _with_text(row: TensorRange, seen: Seen | None) -> TensorRange:
     largest = float(np.maximum(np.abs(seen.low), np.abs(seen.high)).max())
     if row.lows is None or row.highs is None or len(row.lows) != len(seen.low):
         return replace(row, observed=largest, used=largest / abs(row.bound) if row.bound else None)
-    room = np.stack([seen.high / np.where(row.highs > 0, row.highs, np.inf), seen.low / np.where(row.lows < 0, row.lows, -np.inf)])
+    room = np.stack(
+        [seen.high / np.where(row.highs > 0, row.highs, np.inf), seen.low / np.where(row.lows < 0, row.lows, -np.inf)]
+    )
     return replace(row, observed=largest, used=float(room.max()))
 
 
