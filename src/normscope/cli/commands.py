@@ -298,11 +298,15 @@ def verify(
     file: Annotated[
         Path,
         typer.Argument(
-            help="What `keys`, `vocab`, `memorize` or `shatter` saved with -o, or a result saved in Python."
+            help="What `keys`, `vocab`, `ranges`, `memorize` or `shatter` saved with -o, or a result saved in Python."
         ),
     ],
     samples: Annotated[
-        Path | None, typer.Argument(help="For a network of `normscope memorize`: the file that it memorises.")
+        Path | None,
+        typer.Argument(
+            help="For a network of `normscope memorize`: the file that it memorises. For `vocab` and `ranges`: the "
+            "model, if it has moved."
+        ),
     ] = None,
     label: Annotated[
         str | None, typer.Option(help="Column of labels in that file, as for `normscope memorize`.")

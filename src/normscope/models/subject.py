@@ -73,6 +73,11 @@ class Subject:
         """Whether there is something to run the model on."""
         return self._text is not None or self._inputs is not None
 
+    @property
+    def dtype(self) -> str | None:
+        """The type to load a path in; None: float32, or that of the module."""
+        return self._dtype
+
     def require_runs(self, what: str) -> None:
         """Raise InputError if there is no text and no inputs."""
         if not self.runs:

@@ -116,7 +116,7 @@ class Limit:
 class LayerRanges(
     Result,
     kind="layer_ranges",
-    schema_version=3,
+    schema_version=4,
     checked_by="normscope.certificates.check_ranges:check",
     reread_by="normscope.models.range_tensors:reread",
     remarked_by="normscope.rules.layer_ranges:remarks",
@@ -134,6 +134,7 @@ class LayerRanges(
     others: Annotated[tuple[TensorRange, ...], Table("Further tensors that can pass the limit", most=12)]
     certificates: tuple[RangeCertificate, ...] = ()
     text: str | None = None
+    dtype: str | None = None  # it was read in; None: float32, or that of the module
 
     @property
     def not_covered(self) -> tuple[NotCovered, ...]:

@@ -11,6 +11,7 @@ run through the model's own operations in float64.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from torch.fx import Node
 
 from normscope.bounds.tight_bound import tight as tightened
 from normscope.bounds.tight_bound import witness
+from normscope.certificates.check_ranges import direction_of, output_of
 from normscope.certificates.neuron_certificates import Neurons
 from normscope.certificates.range_certificates import Matrix, RangeCertificate, Reader
 from normscope.checks import Floats, frozen
@@ -38,7 +40,7 @@ from normscope.progress import Progress, silent
 from normscope.results.inventory import FoundNorm
 from normscope.results.layer_ranges import TYPES, UNITS, Grade, LayerRanges, Limit, TensorRange, Verdict
 from normscope.studies.observed import Observed, Seen, observed
-from normscope.tensors.linear_rows import Ball, Linear, ProductRows
+from normscope.tensors.linear_rows import Ball, Linear, ProductRows, reads_norm
 from normscope.tensors.products import Outputs
 from normscope.tensors.roles import Role, roles_of
 from normscope.tensors.values import Gated, Value
@@ -127,7 +129,8 @@ class Written:
     channel: int
     sign: int
     direction: Floats | None  # of the norm, for that channel
-    weights: Floats | None  # the layer's row, where it reads the norm
+    weights: Floats | None  # the layer's row, where it reads the norm as it is
+    matrix: Matrix | None = None  # where that row is stored
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +168,12 @@ class RangeSearch:
         self.parameters = inventory.parameters
         self.certificates: list[RangeCertificate] = []
         self._wanted = _by_layer(channels)
+        # layers whose bias is another operation: what reads the neurons is not the whole output
+        self._in_two_steps = {
+            each.reader.weight_name for node, each in self.graph.products.items() if each.total is not node
+        }
         self._written: dict[Node, dict[tuple[int, int], Written]] = {}
+        self._kinds: Counter[Node] = Counter()  # kinds of inputs that each layer has
         self._counts: dict[Verdict, int] = dict.fromkeys(get_args(Verdict), 0)
         self._others: list[TensorRange] = []
         self._score_rows: list[TensorRange] = []
@@ -187,6 +195,7 @@ class RangeSearch:
             tuple(self._others),
             tuple(self.certificates),
             self.subject.text,
+            self.subject.dtype,
         )
 
     def rows(self, progress: Progress = silent) -> dict[Node, TensorRange]:
@@ -260,13 +269,46 @@ class RangeSearch:
         if row.bound is None or row.channel is None or not written:
             return row
         ball = next(iter(written.values())).ball
+        alone = self._kinds[self._products[node]] == 1
         best = written.get((row.channel, 1 if row.bound > 0 else -1))
         row = replace(row, grade="intervals" if best is None else best.grade, norm=None if ball is None else ball.norm)
+        if row.grade == "tight" and not (alone and self._is_proved(row)):
+            row = replace(row, grade="quadratic")
         driven = None if best is None else self._driven(node, best)
-        if driven is None:
+        if best is None or driven is None:
             return row
         row = replace(row, reached=driven.reached, input=driven.input)
+        if alone and best.matrix is not None:
+            self._keep_closed_form(node, row, best)
         return replace(row, verdict=self._verdict(value, row))
+
+    def _is_proved(self, row: TensorRange) -> bool:
+        """Whether a certificate proves the bound of a layer, and not only that of a part of what it reads."""
+        bound, sign = row.bound or 0.0, 1 if (row.bound or 0.0) > 0 else -1
+        mine = [each for each in self.certificates if (each.layer, each.channel) == (row.layer, row.channel)]
+        near = 1e-12 * abs(bound)
+        return any(each.sign == sign and abs(each.bound - sign * bound) <= near for each in mine)
+
+    def _keep_closed_form(self, node: Node, row: TensorRange, best: Written) -> None:
+        """The certificate of a layer that reads a norm: where its numbers are stored."""
+        sign = 1 if best.sign > 0 else -1
+        assert best.matrix is not None
+        assert row.norm is not None
+        assert row.bound is not None
+        assert row.reached is not None
+        proof = RangeCertificate(
+            layer=row.layer,
+            channel=best.channel,
+            sign=1 if best.sign > 0 else -1,
+            bound=sign * row.bound,
+            reached=sign * row.reached,
+            norm=row.norm,
+            matrix=best.matrix,
+            shift=self._shift(node, best),
+            bias=self.layers[node].bias_name,
+            input=row.input,
+        )
+        self.certificates.append(proof)
 
     def drive(self, node: Node, channel: int, sign: int) -> Driven | None:
         """The witness of one output of a layer, if it was looked for."""
@@ -288,6 +330,7 @@ class RangeSearch:
 
     def _watch(self, node: Node, outputs: Outputs) -> None:
         """Tighten the outputs that decide, and remember how the largest is reached."""
+        self._kinds[node] += 1
         if outputs.activation is not None:
             self._tighten(node, outputs)
             return
@@ -300,8 +343,10 @@ class RangeSearch:
             sign = 1 if outputs.high[channel] == farthest[channel] else -1
             direction = outputs.direction(channel)
             grade: Grade = "intervals" if direction is None else "heads" if outputs.heads else "exact"
-            weights = outputs.weights(channel) if grade == "exact" else None
-            kept[channel, sign] = Written(grade, outputs.ball, channel, sign, direction, weights)
+            layer, reads = outputs.layer, grade == "exact" and reads_norm(outputs.form)
+            weights = outputs.weights(channel) if reads else None
+            matrix = Matrix(layer.name, layer.transposed, layer.expert) if reads else None
+            kept[channel, sign] = Written(grade, outputs.ball, channel, sign, direction, weights, matrix)
 
     def _tighten(self, node: Node, outputs: Outputs) -> None:
         reader = self.graph.products[node].reader if node in self.graph.products else None
@@ -346,17 +391,19 @@ class RangeSearch:
         """Tighten one side of an output, keep its certificate, and return the direction of its witness."""
         row, shift = sign * outputs.weights(channel), sign * float(outputs.layer.shift[channel])
         found = tightened(neurons, row)
-        u, value = witness(neurons, row, found)
+        u, _ = witness(neurons, row, found)
         bound = float(np.nextafter(found.bound + shift, np.inf))
+        improves = bound < (outputs.high[channel] if sign > 0 else -outputs.low[channel])
         if sign > 0:
             outputs.high[channel] = min(outputs.high[channel], bound)
         else:
             outputs.low[channel] = max(outputs.low[channel], -bound)
-        proof = self._certificate(label, outputs, channel, sign, bound, found.certificate)
+        proof = self._certificate(label, outputs, channel, sign, bound, found.certificate) if improves else None
         if proof is not None:
             assert outputs.ball is not None
-            x = self._input(outputs.ball, u)
-            self.certificates.append(replace(proof, reached=float(value + shift), input=frozen(x)))
+            x, norm = self._input(outputs.ball, u), self.calls[outputs.ball.source].norm
+            reached = output_of(neurons, row, direction_of(norm, x)).value + shift
+            self.certificates.append(replace(proof, reached=reached, input=frozen(x)))
         return u
 
     def _certificate(
@@ -367,6 +414,8 @@ class RangeSearch:
         gate = _reader(form.gate if isinstance(form, Gated) else form.linear)
         up = _reader(form.up) if isinstance(form, Gated) else None
         if gate is None or (up is None and isinstance(form, Gated)) or (layer.bias is not None and not layer.bias_name):
+            return None
+        if layer.name in self._in_two_steps:
             return None
         assert outputs.ball is not None
         return RangeCertificate(
