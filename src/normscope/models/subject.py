@@ -18,13 +18,11 @@ from normscope.models.batches import Batch, Inputs, as_batches, first_batch
 from normscope.models.find import find, find_stored, find_traced
 from normscope.models.load import (
     TextBatches,
-    known_config,
     load_model,
     named,
     open_weights,
     read_text,
     text_batches,
-    warn_of_notes,
 )
 from normscope.models.weights import Weights
 from normscope.results.inventory import Inventory
@@ -129,7 +127,6 @@ class Subject:
         with named(path):
             given = self.example if self._inputs is None else first_batch(model, self._first_given)
             inventory = find_stored(path, model, weights, given)
-        warn_of_notes(path, known_config(path))
         return inventory, weights
 
     def batches(self) -> Iterable[Mapping[str, Tensor]]:
