@@ -228,4 +228,5 @@ def test_a_saved_program_with_copies_computes_the_same(tmp_path):
     program = trace(model, (x,)).program
     torch.export.save(program, tmp_path / "program.pt2")
     again = torch.export.load(tmp_path / "program.pt2")
-    torch.testing.assert_close(again.module()(x), model(x))
+    for each in (program, again):
+        torch.testing.assert_close(each.module()(x), model(x))

@@ -189,7 +189,8 @@ def interleaved(matrix, heads):
 
 PLACES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
 }  # fmt: skip
 
@@ -253,7 +254,8 @@ def test_studies_take_a_gguf_file(tmp_path, llama):
     assert all(norm.landing is not None for norm in inspection.norms)
     assert normscope.keys(path, text="some words").holds
     folding = normscope.fold(path)
-    assert folding.holds and folding.folded
+    assert folding.holds
+    assert folding.folded
 
 
 def test_the_tokenizer_is_in_the_gguf_file(tmp_path, llama):
@@ -268,7 +270,7 @@ def test_a_gguf_file_without_all_tensors_shows_its_norms_by_name(tmp_path, llama
     inventory = normscope.find(path)
     assert len(inventory) == 5
     assert "missing, for example model.layers.1.mlp.up_proj.weight (1 in all)" in inventory.untraced
-    with pytest.raises(CheckpointError, match="missing, for example model.layers.1.mlp.up_proj.weight"):
+    with pytest.raises(CheckpointError, match=r"missing, for example model\.layers\.1\.mlp\.up"):
         normscope.ranges(path)
 
 
