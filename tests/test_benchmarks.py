@@ -11,9 +11,10 @@ from typer.testing import CliRunner
 
 from normscope.cli import app
 from normscope.results.result import load, load_bytes
-from normscope_lab.bench import fold_bench, memorize_bench, vocab_bench
+from normscope_lab.bench import around_bench, fold_bench, memorize_bench, vocab_bench
 from normscope_lab.bench.memorize_bench import Task
-from normscope_lab.bench.timing import duration
+from normscope_lab.bench.timing import duration, times
+from normscope_lab.results.around_widths import factor
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -34,6 +35,16 @@ def test_fold_measures_every_model_in_turn():
     result = whole(fold_bench.run(fold_bench.QUICK))
     assert [row.variant for row in result.passes] == 2 * ["original", "folded", "rms, torch", "rms, fused"]
     assert all(row.speed == 1.0 for row in result.passes if row.variant == "original")
+
+
+def test_around_compares_three_intervals_that_no_attack_passes():
+    result = whole(around_bench.run(around_bench.QUICK))
+    sources = [row.source for row in result.widths]
+    assert sources == 4 * ["random LayerNorm"] + 4 * ["random RMSNorm"] + 4 * ["demo model"]
+    assert result.holds
+    for row in result.widths:
+        assert row.attacked <= 1 + 1e-9 <= min(row.interval, row.linear, row.capped) + 2e-9
+        assert 0 < row.share < 1
 
 
 def test_memorize_sums_up_its_runs():
@@ -89,6 +100,22 @@ def test_the_figures_of_axes_are_those_of_the_run():
     assert duration(growth[32768]["bfloat16_seconds"]) in text
     for seconds in run["first_call"][0].values():
         assert duration(seconds) in text
+
+
+def test_the_figures_of_around_are_those_of_the_run():
+    text, run = (DOCS / "around.md").read_text(encoding="utf-8"), read("around.json")
+    for row in run["widths"]:
+        cells = [row["source"], str(row["size"]), f"{row['radius']:g}", f"{row['share']:.3g}"]
+        cells += [factor(row[way]) for way in ("interval", "linear", "capped")]
+        assert f"| {' | '.join(cells)} |" in text
+    for row in run["times"]:
+        cells = [str(row["size"]), *(duration(row[f"{way}_seconds"]) for way in ("exact", "interval", "linear"))]
+        cells += [times(row["interval_ratio"]), times(row["linear_ratio"])]
+        assert f"| {' | '.join(cells)} |" in text
+    attacks, least = 2 * sum(row["cases"] for row in run["widths"]), min(row["attacked"] for row in run["widths"])
+    assert run["holds"]
+    assert f"No attack passes any of the three, of {attacks:,}" in text
+    assert f"reach {100 * least:.2f}% of the exact width" in text
 
 
 def test_the_figures_of_inspect_are_those_of_the_run():

@@ -25,7 +25,7 @@ from normscope.checks import Floats, as_count, as_floats, as_vectors, frozen
 from normscope.errors import InputError
 
 if TYPE_CHECKING:
-    from normscope.geometry import Ellipsoid
+    from normscope.geometry import Ellipsoid, Neighbourhood
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
@@ -179,6 +179,18 @@ class Norm:
             raise InputError(f"singular_values takes one point of {self.size} channels, got shape {x.shape}")
         scaled, root = self._scaled_at(x)
         return singular_values(self, scaled, root[..., 0])
+
+    def around(self, x: ArrayLike, radius: float) -> Neighbourhood:
+        """The set of outputs for all inputs within a radius of one point x, measured by the Euclidean length.
+
+        >>> norm = Norm(gain=[1, 1, 1], eps=0)
+        >>> near = norm.around([-1, 0, 1], radius=0.1)
+        >>> float(near.support([0, 0, 1]).round(4)), float(norm([-1, 0, 1])[2].round(4))
+        (1.2717, 1.2247)
+        """
+        from normscope.geometry import Neighbourhood
+
+        return Neighbourhood(self, x, radius)
 
     def _bend(self, x: ArrayLike, direction: Floats) -> Floats:
         """The derivative of the scale step at x, applied to a direction given group by group."""

@@ -56,7 +56,7 @@ def run_call(
 
     Also works for a graph traced on the meta device, as long as only parameters lack values.
     """
-    made: dict[Node, Any] = {node: value.double().clone() for node, value in values.items()}
+    made: dict[Node, Any] = {node: _lifted(value).clone() for node, value in values.items()}
 
     def value_of(node: Node) -> Any:
         if node not in made:
@@ -76,6 +76,32 @@ def run_call(
         for node in call:
             value_of(node)
     return made
+
+
+def run_between(
+    graph: ModelGraph, given: Mapping[Node, Tensor], target: Node, stored: Callable[[str], Tensor]
+) -> Tensor:
+    """The value of one node for given values of others, in float64; inputs of the model are those of the traced call."""
+    needed: set[Node] = set()
+    pending = [target]
+    while pending:
+        node = pending.pop()
+        if node not in needed and node not in given:
+            needed.add(node)
+            pending += node.all_input_nodes
+    call = {node: None for node in graph.nodes if node in needed and node.op == "call_function"}
+    inputs = _example_values(graph)
+    values = {node: value for node, value in inputs.items() if node in needed} | dict(given)
+    made: Tensor = run_call(graph, call, values, stored)[target]
+    return made
+
+
+def _example_values(graph: ModelGraph) -> dict[Node, Tensor]:
+    """The inputs of the traced call, where they have values."""
+    names = [spec.arg.name for spec in graph.program.graph_signature.input_specs if spec.kind == InputKind.USER_INPUT]
+    leaves = dict(zip(names, pytree.tree_leaves(graph.program.example_inputs), strict=False))
+    held = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, Tensor) and not leaf.is_meta}
+    return {node: held[node.name] for node in graph.nodes if node.op == "placeholder" and node.name in held}
 
 
 def _placeholder(graph: ModelGraph, node: Node, stored: Callable[[str], Tensor]) -> Tensor:

@@ -16,6 +16,7 @@ from normscope.data import name_of
 from normscope.errors import InputError
 from normscope.models.batches import Batch, Inputs, as_batches, first_batch
 from normscope.models.find import find, find_stored, find_traced
+from normscope.models.held_types import held_otherwise, input_ranges
 from normscope.models.load import (
     TextBatches,
     load_model,
@@ -128,6 +129,18 @@ class Subject:
             given = self.example if self._inputs is None else first_batch(model, self._first_given)
             inventory = find_stored(path, model, weights, given)
         return inventory, weights
+
+    def held_otherwise(self, dtype: str) -> frozenset[str]:
+        """The nodes of the graph that are not held in a half type when the model is: norms and softmax run in float32.
+
+        Where that can't be found out, all are taken to be held in it.
+        """
+        return held_otherwise(self.traced.module, self.traced.graph, dtype)
+
+    @property
+    def input_ranges(self) -> dict[str, tuple[float, float]]:
+        """Ranges of floating-point inputs that the processor in the folder guarantees."""
+        return {} if self.path is None else input_ranges(self.path)
 
     def batches(self) -> Iterable[Mapping[str, Tensor]]:
         """The batches to run the model on, to be iterated once; none without a text and inputs."""

@@ -26,12 +26,12 @@ def as_text(result: Result, *, everything: bool = False) -> str:
 
 
 def show(result: Result, console: Console, *, everything: bool = False) -> None:
-    """Tables with the main columns, or with all; then the remarks."""
+    """What stands out first; then tables with the main columns, or with all."""
+    for remark in result.remarks():
+        console.print(Text(f"• {printable(remark)}"))
     for shown in tables_of(result, brief=not everything):
         for part in _parts(shown, console.width if everything else None):
             console.print(part)
-    for remark in result.remarks():
-        console.print(Text(f"• {printable(remark)}"))
 
 
 def as_csv(result: Result) -> str:

@@ -1,82 +1,147 @@
-"""`normscope.ranges`: the range of each output of a linear layer that reads a norm."""
+"""`normscope.ranges`: how far every tensor of a model can go, over all inputs."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
+from normscope.certificates.range_certificates import RangeCertificate
 from normscope.checks import Floats
-from normscope.results.describe import IN_ROW, NOT_IN_JSON, Column, Table
+from normscope.results.describe import NOT_IN_JSON, Column, Table
 from normscope.results.result import Result
-from normscope.results.rows import NotCovered
+from normscope.results.rows import NotCovered, path_text
 
-NEAR_ENOUGH = 1e-6  # relative gap between a bound and the output for its witness
-FLOAT16_MAX = 65504.0
+NEAR_ENOUGH = 1e-6  # relative gap between an exact bound and the output for its witness
+TYPES = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float8_e4m3": 448.0, "float32": 3.4028234663852886e38}
+UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float8_e4m3": 2.0**-4, "float32": 2.0**-24}  # unit roundoff
+What = Literal[
+    "output", "queries", "keys", "values", "scores", "heads", "hidden", "stream", "norm input", "model output", "tensor"
+]
+Grade = Literal["exact", "heads", "tight", "quadratic", "intervals"]
+Verdict = Literal["excluded", "too close to call", "not excluded", "reached", "unbounded"]
+
+
+def share(value: float) -> str:
+    """A share of a bound, as a table shows it."""
+    return f"{value:.2f}" if value >= 0.005 else f"{value:.0e}"
 
 
 @dataclass(frozen=True)
-class Witness:
-    """An input of the norm that drives the worst output of a layer to its bound, run in float64."""
+class TensorRange:
+    """A tensor and its bounds; they are None where the tensor is unbounded, and `why` says because of what."""
 
-    attained: float  # the output of the model's own norm and layer
-    gap: Annotated[
-        float, Column("distance to bound", "How near a tried input came to the largest bound, relative.", ".0e")
+    layer: Annotated[
+        str, Column("layer", "The linear layer, its matrix where its module does more, or the module.", path_text)
     ]
-    input: Annotated[Floats | None, NOT_IN_JSON] = field(default=None, repr=False, compare=False)
-
-
-@dataclass(frozen=True)
-class LayerRange:
-    """A linear layer that reads a norm; bounds are None where the norm does not scale, so outputs are unbounded."""
-
-    layer: Annotated[str, Column("layer", "The linear layer or, where its module does more than multiply, its matrix.")]
-    weight: Annotated[str, Column("weight", "Its matrix.", brief=False)]
-    norm: Annotated[str, Column("norm", "The norm whose output it reads.")]
-    outputs: Annotated[int, Column("outputs", "How many outputs it has.")]
-    low: Annotated[
+    what: Annotated[What, Column("tensor", "Which of its tensors.")]
+    channels: Annotated[int, Column("channels", "How many channels it has.", brief=False)]
+    low: Annotated[float | None, Column("lowest", "No entry is below this, whatever the input.", ".4g")]
+    high: Annotated[float | None, Column("highest", "No entry is above this, whatever the input.", ".4g")]
+    channel: Annotated[int | None, Column("largest at", "The channel whose bound is largest in absolute value.")]
+    bound: Annotated[float | None, Column("its bound", "The bound of that channel.", ".6g", brief=False)]
+    reached: Annotated[
         float | None,
-        Column("lowest output", "No output is below this, whatever the norm reads.", ".4g"),
+        Column("reached", "What the model's own operations gave there for an input of the norm before it.", ".4g"),
     ]
-    high: Annotated[float | None, Column("highest output", "No output is above this, whatever the norm reads.", ".4g")]
-    worst_row: Annotated[
-        int | None, Column("largest at", "The output whose bound is largest in absolute value.", brief=False)
+    grade: Annotated[
+        Grade | None,
+        Column(
+            "bound is",
+            "exact: approached by an input; heads: approached if every head sees a token of its own; tight: improved, "
+            "with a certificate; quadratic, intervals: cheap.",
+        ),
     ]
-    worst_bound: Annotated[float | None, Column("largest bound", "The bound of that output.", ".6g", brief=False)]
-    rows_beyond_float16: Annotated[
-        int | None, Column("outputs beyond float16", "Outputs whose bound is beyond ±65504.")
-    ]
-    witness: Annotated[Witness | None, IN_ROW]
-    lows: Annotated[Floats | None, NOT_IN_JSON] = field(default=None, repr=False, compare=False)  # of every output
+    verdict: Annotated[Verdict, Column("beyond the limit", "Whether an entry can pass the limit.", brief=False)]
+    norm: Annotated[str | None, Column("norm", "The norm whose output it depends on.", brief=False)] = None
+    weight: Annotated[str | None, Column("weight", "The matrix of a linear layer.", brief=False)] = None
+    observed: Annotated[
+        float | None, Column("on the text", "Its largest absolute value on the text.", ".4g", brief=False)
+    ] = None
+    used: Annotated[float | None, Column("used", "Largest share of a channel's bound on the text.", share)] = None
+    why: Annotated[str | None, Column("unbounded because of", "What is not bounded.", brief=False)] = None
+    input: Annotated[Floats | None, NOT_IN_JSON] = field(default=None, repr=False, compare=False)  # the witness
+    lows: Annotated[Floats | None, NOT_IN_JSON] = field(default=None, repr=False, compare=False)  # of every channel
     highs: Annotated[Floats | None, NOT_IN_JSON] = field(default=None, repr=False, compare=False)
+
+    @property
+    def ratio(
+        self,
+    ) -> Annotated[float | None, Column("bound / reached", "1 where the bound is approached.", ".3g", brief=False)]:
+        if self.bound is None or not self.reached:
+            return None
+        return self.bound / self.reached
 
     @property
     def bounded(self) -> bool:
         return self.low is not None
 
+
+@dataclass(frozen=True)
+class Limit:
+    """What the bounds exclude for one type, over all tensors that are held in it."""
+
+    type: Annotated[str, Column("type", "The type, or the number.")]
+    largest: Annotated[float, Column("largest number", "The largest number of the type.", ".6g")]
+    tensors: Annotated[int, Column("tensors", "Tensors that are held in this type.")]
+    excluded: Annotated[int, Column("excluded", "Tensors that stay within it, whatever the input.")]
+    close: Annotated[int, Column("too close to call", "Tensors whose bound is within rounding errors of it.")]
+    open: Annotated[int, Column("not excluded", "Tensors whose bound is beyond it.")]
+    reached: Annotated[int, Column("reached", "Tensors that pass it for an input of the norm before them.")]
+    unbounded: Annotated[int, Column("unbounded", "Tensors without a bound.")]
+
     @property
-    def fits_float16(self) -> Annotated[bool | None, Column("fits float16", "No output leaves ±65504.", brief=False)]:
-        return None if self.rows_beyond_float16 is None else not self.rows_beyond_float16
+    def sentence(self) -> str:
+        """One line on the whole model."""
+        if self.excluded == self.tensors:
+            return f"{self.type}: excluded for every tensor, whatever the input"
+        parts = [
+            f"not excluded for {self.open + self.reached + self.unbounded} of {self.tensors} tensors",
+            f"{self.reached} of them reached" if self.reached else "",
+            f"{self.unbounded} of them unbounded" if self.unbounded else "",
+            f"too close to call for {self.close}" if self.close else "",
+        ]
+        return f"{self.type}: {', '.join(part for part in parts if part)}"
 
 
 @dataclass(frozen=True, repr=False)
-class LayerRanges(Result, kind="layer_ranges", schema_version=2):
-    """The certified range of every linear layer that reads a norm, in the order in which they run."""
+class LayerRanges(
+    Result,
+    kind="layer_ranges",
+    schema_version=3,
+    checked_by="normscope.certificates.check_ranges:check",
+    reread_by="normscope.models.range_tensors:reread",
+    remarked_by="normscope.rules.layer_ranges:remarks",
+):
+    """The certified range of every tensor of a model, in the order in which they are computed."""
 
     model: str
+    path: str | None  # of the checkpoint
+    limit: Limit
     layers: Annotated[
-        tuple[LayerRange, ...],
-        Table("Ranges of linear layers of {0.model}, over all inputs", empty="No linear layer reads a norm."),
+        tuple[TensorRange, ...],
+        Table("Linear layers of {0.model}, over all inputs", empty="The model has no linear layer.", most=24),
     ]
-    not_covered: Annotated[tuple[NotCovered, ...], Table("Not covered")]
+    tensors: Annotated[tuple[TensorRange, ...], Table("Other tensors of {0.model}, over all inputs", most=24)]
+    others: Annotated[tuple[TensorRange, ...], Table("Further tensors that can pass the limit", most=12)]
+    certificates: tuple[RangeCertificate, ...] = ()
+    text: str | None = None
+
+    @property
+    def not_covered(self) -> tuple[NotCovered, ...]:
+        """Linear layers without a bound."""
+        return tuple(NotCovered(row.layer, row.why or "is unbounded") for row in self.layers if not row.bounded)
 
     @property
     def holds(self) -> bool:
-        """Whether every witness comes within tolerance of its bound."""
-        return all(layer.witness is None or layer.witness.gap <= NEAR_ENOUGH for layer in self.layers)
+        """Whether no witness passes its bound, and those of exact bounds come near them."""
+        rows = [row for row in (*self.layers, *self.tensors) if row.reached is not None and row.bound is not None]
+        inside = all(abs(row.reached or 0.0) <= abs(row.bound or 0.0) * (1 + 1e-9) + 1e-12 for row in rows)
+        return inside and all(
+            row.ratio is None or row.ratio <= 1 + NEAR_ENOUGH for row in rows if row.grade == "exact"
+        )
 
     def __repr__(self) -> str:
-        bounded = [layer for layer in self.layers if layer.worst_bound is not None]
-        worst = max(bounded, key=lambda layer: abs(layer.worst_bound or 0.0), default=None)
-        parts = [f"{len(self.layers)} layers read a norm, {len(self.not_covered)} are not covered"]
+        bounded = [row for row in self.layers if row.bound is not None]
+        worst = max(bounded, key=lambda row: abs(row.bound or 0.0), default=None)
+        parts = [f"{len(bounded)} of {len(self.layers)} linear layers bounded"]
         if worst is not None:
-            parts.append(f"largest bound {worst.worst_bound:.6g} at {worst.layer}[{worst.worst_row}]")
-        parts.append(f"{sum(layer.fits_float16 is False for layer in self.layers)} can exceed float16")
-        return f"LayerRanges({self.model}: {'; '.join(parts)})"
+            parts.append(f"largest {worst.bound:.6g} at {worst.layer}[{worst.channel}]")
+        return f"LayerRanges({self.model}: {'; '.join([*parts, self.limit.sentence])})"

@@ -36,6 +36,15 @@ def axes(
     return run(size or SIZES, bar)
 
 
+@bench.command("around")
+@command()
+def around(quick: QuickFlag = False) -> Any:
+    """Outputs around one input, exactly, against interval arithmetic and linear relaxation (a minute)."""
+    from normscope_lab.bench.around_bench import FULL, QUICK, run
+
+    return run(QUICK if quick else FULL, bar)
+
+
 @bench.command("inspect")
 @command()
 def inspect() -> Any:

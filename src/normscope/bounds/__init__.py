@@ -1,0 +1,24 @@
+"""How far weighted sums of neurons, and attention scores, can go over the unit ball: bounds with certificates."""
+
+from normscope.bounds.activations import ACTIVATIONS, Activation
+from normscope.bounds.attention_scores import Scores, rotary_range, score_range
+from normscope.bounds.neurons import cheap, hidden_range, intervals
+from normscope.bounds.tight import Tight, tight, witness
+from normscope.certificates.neuron_certificates import NeuronCertificate, Neurons, ScoreCertificate
+
+__all__ = [
+    "ACTIVATIONS",
+    "Activation",
+    "NeuronCertificate",
+    "Neurons",
+    "ScoreCertificate",
+    "Scores",
+    "Tight",
+    "cheap",
+    "hidden_range",
+    "intervals",
+    "rotary_range",
+    "score_range",
+    "tight",
+    "witness",
+]

@@ -1,0 +1,596 @@
+"""How far one weighted sum of neurons can go over the unit ball: a bound that is proven, and an input that nears it.
+
+    f(u) = Σ dⱼhⱼ(u)  ≤  u'Xu + 2g·u + c  ≤  λ + s      if   [[λI − X, −g], [−g', s − c]] ⪰ 0,  λ ≥ 0
+
+Every neuron is below a quadratic function, one for each value of its multipliers (see `NeuronCertificate`), so X, g and
+c depend on the multipliers, and so does the best λ + s, which is convex in log μ, or in p and q. It is minimised by
+L-BFGS after −ν·log det of the matrix was added, because without it the minimum is a kink. The slope is an expectation:
+with R = (λI − X)⁻¹, E u = Rg and E uu' = νR + Rgg'R, which has trace 1.
+
+Steps are taken in a subspace of some 64 directions, where they cost little; all n dimensions are looked at when the
+subspace has no more to give, and the directions that pass its bound join it. The search is in float32, the proof not:
+X is formed in float64 from the multipliers found, and Cholesky must run through with the rounding errors of both [1]
+taken off the diagonal.
+
+[1] Rump, Verification of positive definiteness, BIT 2006.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import LinAlgError, cho_solve, cholesky, eigh, solve_triangular
+from scipy.optimize import minimize
+
+from normscope.bounds.activations import ACTIVATIONS, Activation
+from normscope.bounds.neurons import (
+    EPS,
+    hidden_range,
+    intervals,
+    lift_weight,
+    norms,
+    product_multipliers,
+    reader_range,
+    weights,
+)
+from normscope.certificates.neuron_certificates import NeuronCertificate, Neurons
+from normscope.checks import Floats
+
+Singles = NDArray[np.float32]
+
+TOP, WIDTH = 32, 64  # eigenvectors that join the subspace at a time, and its dimensions
+SOFT = (0.1, 0.02, 0.005, 0.005, 0.002, 0.002)  # ν·n as a share of the bound, by round
+CLOSE, SHARP = 0.003, 0.005  # stop where all dimensions add less than this share, if steps were not softer than that
+SMALL = 1024  # dimensions up to which λmax is computed in float64
+CLIMB, POLISHED = 40, 3  # steps of ascent, and how many ends are polished
+NODES = 96  # values of t at which a plain neuron is looked at while searching
+
+
+@dataclass(frozen=True, eq=False)
+class Tight:
+    """An upper bound of one sum, what proves it, and directions in which to look for an input that nears it."""
+
+    bound: float
+    certificate: NeuronCertificate
+    directions: Floats  # (n, k), best first
+    note: str = ""  # why the bound is by intervals, if it is
+
+
+def tight(neurons: Neurons, d: Any) -> Tight:
+    """An upper bound of Σ dⱼhⱼ(u) over the ball. For a lower bound, call it with −d.
+
+    Parameters
+    ----------
+    neurons
+        F of them.
+    d
+        (F,): the weights of the sum.
+
+    Returns
+    -------
+    Tight
+        The bound with its certificate; `normscope.certificates.check_neurons.check` checks it.
+
+    >>> rng = np.random.default_rng(0)
+    >>> many = Neurons("silu", rng.normal(size=(64, 9)), b=rng.normal(size=(64, 9)))
+    >>> d = rng.normal(size=64)
+    >>> found = tight(many, d)
+    >>> bool(witness(many, d, found)[1] <= found.bound <= 2 * witness(many, d, found)[1])
+    True
+    """
+    row = weights(neurons, np.atleast_2d(d))[0]
+    by_intervals = float(intervals(neurons, row[None])[1][0])
+    live = row != 0
+    if not live.any():
+        return _by_intervals(neurons, row, "every weight is 0")
+    # Weights near 1 keep float32 away from its limits, and the square roots of float64 from theirs.
+    low, high = hidden_range(neurons)
+    reach = float(np.abs(row) @ np.maximum(np.abs(low), np.abs(high)))
+    if not np.isfinite(reach) or reach < 1e-250:
+        return _by_intervals(neurons, row, "the weights are too large or too small")
+    some, chosen = neurons.part(live), row[live]
+    family = _Plain(some, chosen / reach) if some.b is None else _Gated(some, chosen / reach)
+    if not family.largest < 1e9:  # far above what single neurons can reach: float32 would see nothing else
+        return _by_intervals(neurons, row, "the weights are too large or too small")
+    theta, directions = _searched(family)
+    first, second = family.multipliers(theta)
+    proven = _proven(some, chosen, first, second)
+    if proven is None or proven[0] + proven[1] >= by_intervals:
+        return _by_intervals(neurons, row, "no multipliers gave a smaller bound", directions)
+    lam, s = proven
+    every = np.ones(neurons.count), np.zeros(neurons.count if some.b is None else 0)
+    for whole, part in zip(every, (first, second), strict=True):
+        if len(whole):
+            whole[live] = part
+    bound = float(np.nextafter(lam + s, np.inf))
+    return Tight(bound, NeuronCertificate("quadratic", bound, *every, lam, s), directions)
+
+
+def witness(
+    neurons: Neurons, d: Any, found: Tight | None = None, starts: int = 24, seed: int = 0, project: Any = None
+) -> tuple[Floats, float]:
+    """An input u of the ball for which the sum is as large as ascent could make it, and the sum there.
+
+    Parameters
+    ----------
+    neurons
+        F of them.
+    d
+        (F,): the weights of the sum.
+    found
+        What `tight` returned for them: its directions are good starts.
+    starts
+        How many inputs ascend at once.
+    seed
+        Of the random ones.
+    project
+        A function that takes columns (n, k) to the subspace in which u must be. Rows of a LayerNorm's readers are
+        centred, so the sum does not change if u is, and nothing is needed: the returned u, centred, does the same.
+
+    Returns
+    -------
+    tuple[Floats, float]
+        u with |u| ≤ 1, and f(u) in float64.
+
+    >>> u, value = witness(Neurons("relu", [[3.0, 4.0]]), [2.0])
+    >>> u.round(2), round(value, 6)
+    (array([0.6, 0.8]), 10.0)
+    """
+    row = weights(neurons, np.atleast_2d(d))[0]
+    net, n = _Net.of(neurons, row, np.float64), neurons.size
+    u = np.zeros(n)
+    value = float(_values(net, u[:, None])[0][0])
+    if not row.any():
+        return u, value
+    rng = np.random.default_rng(seed)
+    place = (lambda x: x) if project is None else project
+    known = np.zeros((n, 0)) if found is None else found.directions
+    pull = _values(net, u[:, None])[1]  # the slope at 0
+    space = np.linalg.qr(_unit_columns(place(np.column_stack([pull, known, rng.normal(size=(n, 8))]))))[0]
+    first = _unit_columns(place(np.column_stack([pull, known[:, : starts // 4]])))
+    first = first[:, first.any(axis=0)]
+    wild = space @ rng.normal(size=(space.shape[1], max(2, starts - 2 * first.shape[1])))
+    rough = _Net.of(neurons.part(row != 0), row[row != 0], np.float32)  # values are in float64 again below
+    inputs = _ascended(rough, space, _unit_columns(np.column_stack([first, -first, wild])))
+    for start in inputs.T:
+        end = place(_polished(rough, start)[:, None])[:, 0]
+        inside = np.linalg.norm(end) < 1 - 1e-6
+        for candidate in (start, end if inside else _unit_columns(end[:, None])[:, 0]):
+            reached = float(_values(net, candidate[:, None])[0][0])
+            if reached > value:
+                u, value = candidate, reached
+    return u, value
+
+
+class _Forms(NamedTuple):
+    """Coefficients of t², tv, v², t, v for each neuron (F,), and a constant."""
+
+    tt: Floats
+    tv: Floats
+    vv: Floats
+    t: Floats
+    v: Floats
+    constant: float
+
+
+class _Gated:
+    """Gated neurons with rows of length 1 (offset included); θ = log of μ over its usual value."""
+
+    steps = 25  # between two looks at all dimensions
+
+    def __init__(self, neurons: Neurons, d: Floats) -> None:
+        assert neurons.b is not None
+        assert neurons.b_offset is not None
+        act = ACTIVATIONS[neurons.activation]
+        tau = lift_weight(neurons) or 1.0
+        least, most = act.factors(*reader_range(neurons.a, neurons.a_offset))
+        least = np.where(least < 1e-4 * most, 0.0, least)
+        self.size_a = _positive(np.hypot(norms(neurons.a), neurons.a_offset / tau))
+        self.size_b = _positive(np.hypot(norms(neurons.b), neurons.b_offset / tau))
+        self.a, self.alpha = neurons.a / self.size_a[:, None], neurons.a_offset / self.size_a
+        self.b, self.beta = neurons.b / self.size_b[:, None], neurons.b_offset / self.size_b
+        scale = d * self.size_a * self.size_b
+        self.signed, self.spread = scale * (most + least) / 2, np.abs(scale) * (most - least) / 4
+        self.linear = act.at_zero * d * self.size_b
+        self.start = np.zeros(len(d))
+        self.limits = [(-30.0, 30.0)] * len(d)
+        self.largest = float(np.abs(self.signed).max() + np.abs(self.linear).max())
+
+    def forms(self, theta: Floats, soft: float) -> _Forms:
+        ratio = np.exp(theta)
+        zero = np.zeros(len(theta))
+        return _Forms(self.spread * ratio, self.signed, self.spread / ratio, zero, self.linear, 0.0)
+
+    def slope(self, theta: Floats, tt: Floats, vv: Floats, t: Floats) -> Floats:
+        ratio = np.exp(theta)
+        return np.asarray(self.spread * (ratio * tt - vv / ratio))
+
+    def multipliers(self, theta: Floats) -> tuple[Floats, Floats]:
+        return np.exp(theta) * (self.size_b / self.size_a), np.zeros(0)
+
+
+class _Plain:
+    """Plain neurons with rows of length 1 (offset included); θ = (p, q), p in units of its first value."""
+
+    steps = 60
+    b: Floats | None = None
+    beta: Floats | None = None
+
+    def __init__(self, neurons: Neurons, d: Floats) -> None:
+        act = ACTIVATIONS[neurons.activation]
+        tau = lift_weight(neurons) or 1.0
+        self.size_a = _positive(np.hypot(norms(neurons.a), neurons.a_offset / tau))
+        self.a, self.alpha = neurons.a / self.size_a[:, None], neurons.a_offset / self.size_a
+        self.weight, sign = np.abs(d), np.sign(d)
+        low, high = reader_range(neurons.a, neurons.a_offset)
+        even = low[:, None] + np.linspace(0, 1, NODES // 2) * (high - low)[:, None]
+        near = np.clip(np.sinh(np.linspace(-4, 4, NODES - NODES // 2)) / 3, low[:, None], high[:, None])
+        self.nodes = np.concatenate([even, near], axis=1)
+        self.values = sign[:, None] * act.value(self.nodes)
+        if act.halves:
+            # The start is the cheap bound: p = 1/(4κ|a|), with the best κ for all.
+            positive = np.sqrt(np.maximum(d, 0.0) * self.size_a)
+            lifted = np.column_stack([self.a, self.alpha / tau]) * positive[:, None]
+            trace, top = float(positive @ positive), _top(lifted)
+            kappa = np.sqrt(max((1 + tau * tau) * top, 1e-300) / max(trace, 1e-300)) if trace > 0 else 1.0
+            self.unit = 1 / (4 * max(kappa, 1e-3) * self.size_a)
+            p, q, self.tilt = np.where(sign > 0, 1.0, 0.0), sign / 2, np.ones(len(d))
+        else:
+            width = np.maximum(high - low, 1e-100)
+            self.unit = np.maximum(np.abs(act.value(high) - act.value(low)) / width / width, 1e-3 / width)
+            secant = (act.value(high) - act.value(low)) / width
+            self.tilt = np.maximum(np.abs(secant), 1e-3 * np.abs(self.values).max(axis=1) / width) + 1e-100
+            p, q = np.zeros(len(d)), sign * secant / self.tilt
+        self.start = np.concatenate([p, q])
+        self.limits = [(-50.0, 50.0)] * (2 * len(d))
+        p, q = self._parts(self.start)
+        self.largest = float(np.max(self.weight * np.maximum(self.unit * self.size_a, self.tilt) * self.size_a))
+        first = self.values - p[:, None] * self.nodes**2 - q[:, None] * self.nodes
+        floor = 1e-3 * np.abs(first).max(axis=1) + 1e-6 * np.abs(self.values).max(axis=1) + 1e-100
+        self.scale = np.maximum(np.abs(first.max(axis=1)), floor)
+
+    def forms(self, theta: Floats, soft: float) -> _Forms:
+        p, q = self._parts(theta)
+        excess = self.values - p[:, None] * self.nodes**2 - q[:, None] * self.nodes
+        most = excess.max(axis=1)
+        # The maximum is softened as well: p and q are a kink where two values of t tie.
+        sharp = max(soft, 1e-12) * self.scale
+        share = np.exp(np.maximum((excess - most[:, None]) / sharp[:, None], -60.0))
+        total = share.sum(axis=1)
+        self.mean = (share * self.nodes).sum(axis=1) / total
+        self.square = (share * self.nodes**2).sum(axis=1) / total
+        zero = np.zeros(len(p))
+        constant = float(self.weight @ (most + sharp * np.log(total)))
+        return _Forms(self.weight * p * self.size_a**2, zero, zero, self.weight * q * self.size_a, zero, constant)
+
+    def slope(self, theta: Floats, tt: Floats, vv: Floats, t: Floats) -> Floats:
+        of_p = self.weight * self.unit * (tt * self.size_a**2 - self.square)
+        return np.concatenate([of_p, self.weight * self.tilt * (t * self.size_a - self.mean)])
+
+    def multipliers(self, theta: Floats) -> tuple[Floats, Floats]:
+        return self._parts(theta)
+
+    def _parts(self, theta: Floats) -> tuple[Floats, Floats]:
+        count = len(self.unit)
+        return theta[:count] * self.unit, theta[count:] * self.tilt
+
+
+def _searched(family: _Gated | _Plain) -> tuple[Floats, Floats]:
+    """The best multipliers found, and directions in which the bound is nearly reached."""
+    a, b, n = _single(family.a), None if family.b is None else _single(family.b), family.a.shape[1]
+    theta, width = family.start, min(WIDTH, n)
+    best: tuple[float, Floats, Floats] | None = None
+    inside, last, basis = 0.0, np.inf, np.zeros((n, 0), np.float32)
+    for soft in SOFT:
+        forms = family.forms(theta, 0.0)
+        X, g, c = _matrix(forms, a, family.alpha, b, family.beta)
+        kept = min(TOP, n)
+        top, vectors = eigh(X, subset_by_index=[n - kept, n - 1], driver="evr", check_finite=False)
+        lam, centre = _trust_region(X, g, float(top[-1]))
+        value = lam + float(g @ centre) + c
+        directions = vectors[:, ::-1]
+        if g.any():
+            directions = np.column_stack([centre, g, directions])
+        gained = np.inf if best is None else best[0] - value
+        if best is None or gained > 0:
+            best = value, theta, np.asarray(directions, float)
+        if last <= SHARP and (value <= inside + CLOSE * abs(inside) or gained < CLOSE * abs(value) / 3):
+            break
+        basis = np.linalg.qr(np.column_stack([_unit_columns(directions), basis]).astype(np.float32))[0][:, :width]
+        last, small_a, small_b = soft, a @ basis, _times(b, basis)
+        theta = _stepped(family, theta, small_a, small_b, soft)
+        inside = _softened(family.forms(theta, 0.0), small_a, family.alpha, small_b, family.beta, 1e-9)[0]
+    assert best is not None
+    return best[1], best[2]
+
+
+def _stepped(family: _Gated | _Plain, theta: Floats, a: Singles, b: Singles | None, soft: float) -> Floats:
+    """Some steps of L-BFGS within a subspace."""
+
+    def value(theta: Floats) -> tuple[float, Floats]:
+        forms = family.forms(theta, soft)
+        found, tt, vv, t = _softened(forms, a, family.alpha, b, family.beta, soft)
+        return found, family.slope(theta, tt, vv, t)
+
+    options = {"maxiter": family.steps, "maxfun": family.steps + 10}
+    found = minimize(value, theta, jac=True, method="L-BFGS-B", bounds=family.limits, options=options)
+    return np.asarray(found.x)
+
+
+def _softened(
+    forms: _Forms, a: Singles, alpha: Floats, b: Singles | None, beta: Floats | None, soft: float
+) -> tuple[float, Floats, Floats, Floats]:
+    """The least λ + s − ν·log det in a subspace, and the expectations of t², v² and t there."""
+    X, g, c = _matrix(forms, a, alpha, b, beta)
+    x, vectors = np.linalg.eigh(X.astype(float))
+    turned = vectors.T @ g
+    nu = soft * (max(float(x[-1]), 0.0) + float(np.abs(g).max(initial=0.0)) + 1e-12) / len(x)
+    lam = _secular(x, turned, nu)
+    gap = np.maximum(lam - x, 1e-300)
+    value = lam + float(np.sum(turned * turned / gap)) + c - nu * float(np.log(gap).sum())
+    root = (vectors * np.sqrt(nu / gap)).astype(np.float32)
+    centre = (vectors @ (turned / gap)).astype(np.float32)
+    t = (a @ centre).astype(float) + alpha
+    tt = t * t + np.square(a @ root).sum(axis=1)
+    if b is None or beta is None:
+        return value, tt, tt, t
+    v = (b @ centre).astype(float) + beta
+    return value, tt, v * v + np.square(b @ root).sum(axis=1), t
+
+
+def _secular(x: Floats, g: Floats, nu: float) -> float:
+    """λ ≥ max(x, 0) with Σ g²/(λ − x)² + ν/(λ − x) = 1, from above; the left end if there is none."""
+    low = max(float(x[-1]), 0.0)
+    high = low + 2 * float(np.linalg.norm(g)) + 2 * nu * len(x) + 1e-300
+    for _ in range(60):
+        lam = (low + high) / 2
+        gap = np.maximum(lam - x, 1e-300)
+        low, high = (lam, high) if np.sum((g / gap) ** 2 + nu / gap) > 1 else (low, lam)
+    return high
+
+
+def _matrix(
+    forms: _Forms, a: Singles, alpha: Floats, b: Singles | None, beta: Floats | None
+) -> tuple[NDArray[Any], Floats, float]:
+    """X, g and c of the sum of the forms, for rows in any dimensions."""
+    linear_a = 2 * forms.tt * alpha + forms.t
+    c = float(np.sum((forms.tt * alpha + forms.t) * alpha)) + forms.constant
+    if b is None or beta is None:
+        positive = forms.tt >= 0
+        X = _square(a, np.where(positive, forms.tt, 0.0))
+        if not positive.all():
+            X = X - _square(a, np.where(positive, 0.0, -forms.tt))
+        return X, np.asarray(linear_a @ a, float) / 2, c
+    linear_a = linear_a + forms.tv * beta
+    linear_b = 2 * forms.vv * beta + forms.tv * alpha + forms.v
+    c += float(np.sum((forms.vv * beta + forms.tv * alpha + forms.v) * beta))
+    g = np.asarray(linear_a @ a + linear_b @ b, float) / 2
+    if np.allclose(forms.tv**2, 4 * forms.tt * forms.vv, rtol=1e-6, atol=0):  # squares: half the work
+        rows = a * _column(np.sqrt(forms.tt)) + b * _column(np.sign(forms.tv) * np.sqrt(forms.vv))
+        return rows.T @ rows, g, c
+    half = forms.tv / 2
+    X = a.T @ (a * _column(forms.tt) + b * _column(half)) + b.T @ (a * _column(half) + b * _column(forms.vv))
+    return (X + X.T) / 2, g, c
+
+
+def _trust_region(X: NDArray[Any], g: Floats, top: float) -> tuple[float, Floats]:
+    """λ ≥ λmax(X) for which λ + g·(λ − X)⁻¹l is least, and (λ − X)⁻¹l: Newton's method by Cholesky."""
+    size = float(np.linalg.norm(g))
+    low = max(top, 0.0)
+    if size == 0:
+        return low, np.zeros(len(g))
+    floor = low + 1e-6 * (low + size)
+    high, lam = floor + size, floor
+    centre, best = np.zeros(len(g)), high
+    for _ in range(20):
+        try:
+            factor = cholesky(lam * np.eye(len(X)) - X, lower=True, overwrite_a=True, check_finite=False)
+        except LinAlgError:
+            floor = lam
+            lam = (lam + high) / 2
+            continue
+        half = solve_triangular(factor, g, lower=True, check_finite=False)
+        centre, best = solve_triangular(factor, half, lower=True, trans="T", check_finite=False), lam
+        length = float(np.linalg.norm(centre))
+        slope = float(np.square(solve_triangular(factor, centre, lower=True, check_finite=False)).sum())
+        floor, high = (lam, high) if length > 1 else (floor, lam)
+        step = lam + length * length / slope * (length - 1)
+        if abs(length - 1) < 1e-6 or high - floor <= 1e-9 * high or (length < 1 and lam <= low * (1 + 2e-6)):
+            break
+        lam = step if floor < step < high else (floor + high) / 2
+    return best, centre
+
+
+def _proven(neurons: Neurons, d: Floats, first: Floats, second: Floats) -> tuple[float, float] | None:
+    """λ and s that these multipliers prove, in float64; None if they prove nothing."""
+    with np.errstate(all="ignore"):  # what overflows proves nothing
+        X, g, c, total = _exact_matrix(neurons, d, first, second)
+    if not (np.isfinite(total) and np.isfinite(X).all() and np.isfinite(g).all() and np.isfinite(c)):
+        return None
+    n, count = neurons.size, neurons.count
+    fits = n > SMALL and 1e-30 < total < 1e30
+    top = eigh(X.astype(np.float32) if fits else X, eigvals_only=True, subset_by_index=[n - 1, n - 1])
+    lam, centre = _trust_region(X, g, float(top[0]))
+    s = float(g @ centre) + c
+    rounding = 8 * (2 * count + n + 32) * EPS * total + 1e-300
+    slack = 1e-9 * (abs(lam) + abs(s)) + 4 * rounding
+    for _ in range(30):
+        if g.any():
+            s = float(g @ _solved(X, g, lam + slack / 2)) + c
+        if _is_positive(X, g, c, lam + slack, s + slack, rounding):
+            return lam + slack, s + slack
+        slack = 3 * slack
+    return None
+
+
+def _exact_matrix(neurons: Neurons, d: Floats, first: Floats, second: Floats) -> tuple[Floats, Floats, float, float]:
+    """X, g, c in float64, and the sum of the absolute terms, of which their errors are a share."""
+    act = ACTIVATIONS[neurons.activation]
+    a, alpha, size, weight = neurons.a, neurons.a_offset, np.hypot(norms(neurons.a), neurons.a_offset), np.abs(d)
+    low, high = reader_range(neurons.a, alpha)
+    if neurons.b is None or neurons.b_offset is None:
+        constants = act.least_constant(np.sign(d), first, second, low, high)
+        tt, t = weight * first, weight * second
+        positive = _square(a, np.where(tt > 0, tt, 0.0))
+        X = positive if (tt >= 0).all() else positive - _square(a, np.where(tt > 0, 0.0, -tt))
+        c = float(np.sum((tt * alpha + t) * alpha)) + float(weight @ constants)
+        total = float(np.abs(tt) @ size**2 + np.abs(t) @ size + weight @ np.abs(constants))
+        return X, (2 * tt * alpha + t) @ a / 2, c, total
+    b, beta, other = neurons.b, neurons.b_offset, np.hypot(norms(neurons.b), neurons.b_offset)
+    least, most = act.factors(low, high)
+    least = np.where(least < 1e-4 * most, 0.0, least)
+    spread = weight * ((most - least) + 8 * EPS * most) / 4
+    tt, vv, tv, v = spread * first, spread / first, d * (most + least) / 2, act.at_zero * d
+    if least.any():
+        X = a.T @ (a * tt[:, None] + b * tv[:, None] / 2) + b.T @ (a * tv[:, None] / 2 + b * vv[:, None])
+        X = (X + X.T) / 2
+    else:
+        rows = a * np.sqrt(tt)[:, None] + b * (np.sign(d) * np.sqrt(vv))[:, None]
+        X = rows.T @ rows
+    g = (2 * tt * alpha + tv * beta) @ a + (2 * vv * beta + tv * alpha + v) @ b
+    c = float(np.sum(tt * alpha**2 + tv * alpha * beta + vv * beta**2 + v * beta))
+    total = float(tt @ size**2 + 2 * np.abs(tv) @ (size * other) + vv @ other**2 + np.abs(v) @ other)
+    return X, g / 2, c, total
+
+
+def _is_positive(X: Floats, g: Floats, c: float, lam: float, s: float, rounding: float) -> bool:
+    """Whether [[λI − X, −g], [−g', s − c]] is positive semidefinite whatever rounding did to X, g, c and Cholesky."""
+    n = len(X)
+    matrix = np.empty((n + 1, n + 1))
+    matrix[:n, :n], matrix[:n, n], matrix[n, :n], matrix[n, n] = -X, -g, -g, s - c
+    matrix.flat[: n * (n + 2) : n + 2] += lam
+    trace = float(np.abs(matrix.flat[:: n + 2]).sum())
+    matrix.flat[:: n + 2] -= rounding + 2 * (n + 4) * EPS * trace
+    try:
+        cholesky(matrix, lower=True, overwrite_a=True, check_finite=False)
+    except LinAlgError:
+        return False
+    return lam >= 0
+
+
+def _solved(X: Floats, g: Floats, lam: float) -> Floats:
+    """(λ − X)⁻¹l, or 0 if λ is too small."""
+    try:
+        factor = cholesky(lam * np.eye(len(X)) - X, lower=True, overwrite_a=True, check_finite=False)
+    except LinAlgError:
+        return np.zeros(len(g))
+    return np.asarray(cho_solve((factor, True), g, check_finite=False))
+
+
+def _by_intervals(neurons: Neurons, d: Floats, note: str, directions: Floats | None = None) -> Tight:
+    """The sum of the neurons' suprema, and a little more: a checker may round otherwise."""
+    low, high = hidden_range(neurons)
+    bound = float(intervals(neurons, d[None])[1][0] + 1e-9 * (np.abs(d) @ np.maximum(np.abs(low), np.abs(high))))
+    proof = NeuronCertificate("intervals", bound, product_multipliers(neurons, d), np.zeros(0), 0.0, 0.0)
+    return Tight(bound, proof, np.zeros((neurons.size, 0)) if directions is None else directions, note)
+
+
+class _Net(NamedTuple):
+    """Neurons and weights in one data type."""
+
+    act: Activation
+    a: NDArray[Any]
+    alpha: NDArray[Any]
+    b: NDArray[Any] | None
+    beta: NDArray[Any] | None
+    d: NDArray[Any]
+
+    @classmethod
+    def of(cls, neurons: Neurons, d: Floats, dtype: Any) -> "_Net":
+        """In float32 only if nothing leaves its range."""
+        parts = [neurons.a, neurons.a_offset, neurons.b, neurons.b_offset, d]
+        sizes = [float(np.abs(part).max(initial=0.0)) for part in parts if part is not None]
+        dtype = dtype if max(sizes) < 1e10 and min(size for size in sizes if size or not any(sizes)) > 1e-10 else float
+        a, alpha, b, beta, weight = (None if part is None else part.astype(dtype) for part in parts)
+        assert a is not None and alpha is not None and weight is not None  # noqa: PT018
+        return cls(ACTIVATIONS[neurons.activation], a, alpha, b, beta, weight)
+
+    def within(self, basis: Floats) -> "_Net":
+        """The same for inputs basis·x."""
+        basis = basis.astype(self.a.dtype)
+        return self._replace(a=self.a @ basis, b=None if self.b is None else self.b @ basis)
+
+
+def _values(net: _Net, inputs: NDArray[Any]) -> tuple[Floats, Floats]:
+    """f and its gradient at columns (n, k): (k,) and (n, k)."""
+    inputs, weight = inputs.astype(net.a.dtype), net.d[:, None]
+    t = net.a @ inputs + net.alpha[:, None]
+    value, slope = net.act.value(t).astype(t.dtype), net.act.slope(t).astype(t.dtype)
+    if net.b is None or net.beta is None:
+        return np.sum(weight * value, axis=0, dtype=float), (net.a.T @ (weight * slope)).astype(float)
+    v = net.b @ inputs + net.beta[:, None]
+    gradient = net.a.T @ (weight * slope * v) + net.b.T @ (weight * value)
+    return np.sum(weight * value * v, axis=0, dtype=float), gradient.astype(float)
+
+
+def _ascended(net: _Net, basis: Floats, inputs: Floats) -> Floats:
+    """The best ends of ascent on the sphere from all columns at once, within a subspace.
+
+    Each column has a step of its own, which grows while it helps.
+    """
+    small, x = net.within(basis), basis.T @ inputs
+    value, slope = _values(small, x)
+    step = np.full(x.shape[1], 0.5)
+    for _ in range(CLIMB):
+        along = _unit_columns(slope - x * np.sum(slope * x, axis=0))
+        moved = _unit_columns(x + step * along)
+        new, new_slope = _values(small, moved)
+        better = new > value
+        x, slope = np.where(better, moved, x), np.where(better, new_slope, slope)
+        value, step = np.where(better, new, value), np.where(better, step * 1.5, step / 2)
+    return _unit_columns(basis @ x[:, np.argsort(-value)[:POLISHED]])
+
+
+def _polished(net: _Net, start: Floats) -> Floats:
+    """L-BFGS on the ball: of x, or of x/|x| outside."""
+
+    def fall(x: Floats) -> tuple[float, Floats]:
+        size = max(1.0, float(np.linalg.norm(x)))
+        value, slope = _values(net, (x / size)[:, None])
+        slope = slope[:, 0] / scale
+        if size > 1:
+            slope = (slope - x * (x @ slope) / size**2) / size
+        return -float(value[0]) / scale, -slope
+
+    first, slopes = _values(net, start[:, None])
+    floor = 1e-12 * float(np.abs(net.d) @ np.abs(net.a).max(axis=1).astype(float))
+    scale = max(abs(float(first[0])), float(np.linalg.norm(slopes)), floor, 1e-300)
+    found = np.asarray(minimize(fall, start, jac=True, method="L-BFGS-B", options={"maxiter": 40}).x)
+    return found if np.isfinite(found).all() else start
+
+
+def _unit_columns(columns: NDArray[Any]) -> NDArray[Any]:
+    """Columns of length 1, or a hair less; 0 stays 0."""
+    largest = np.abs(columns).max(axis=0, initial=0.0)
+    columns = columns / np.where(largest > 0, largest, 1.0)
+    size = np.linalg.norm(columns, axis=0) * (1 + len(columns) * EPS)
+    return np.asarray(columns / np.where(size > 0, size, 1.0))
+
+
+def _square(rows: NDArray[Any], weight: Floats) -> NDArray[Any]:
+    scaled = rows * np.sqrt(weight)[:, None].astype(rows.dtype)
+    return np.asarray(scaled.T @ scaled)
+
+
+def _top(rows: Floats) -> float:
+    """λmax of the sum of rows' squares."""
+    n = rows.shape[1]
+    gram = _single(rows).T @ _single(rows)
+    return float(eigh(gram, eigvals_only=True, subset_by_index=[n - 1, n - 1], check_finite=False)[0])
+
+
+def _positive(sizes: Floats) -> Floats:
+    return np.where(sizes > 0, sizes, 1.0)
+
+
+def _single(array: Floats) -> Singles:
+    return array.astype(np.float32)
+
+
+def _column(values: Floats) -> Singles:
+    return values[:, None].astype(np.float32)
+
+
+def _times(rows: Singles | None, basis: Singles) -> Singles | None:
+    return None if rows is None else rows @ basis

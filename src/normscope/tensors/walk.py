@@ -1,0 +1,927 @@
+"""Follow every operation of a traced call and say what its tensors can hold, for all inputs.
+
+Each norm starts afresh: whatever reaches it, its output is b + √N·G·u with |u| ≤ 1. From there on operations are
+followed one by one (`elementwise`, `products`). An operation that is not known gives a tensor of which nothing is
+known, and what depends on it says so, up to the next norm.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from normscope.checks import Floats, as_floats
+from normscope.models.graph import ModelGraph
+from normscope.models.graph_operations import COPIES, DROPOUTS, handed_on, is_float, kind_of, overwritten_by
+from normscope.norm import Norm
+from normscope.tensors import elementwise as entries
+from normscope.tensors import products
+from normscope.tensors.rows import Ball, Linear, NormRows
+from normscope.tensors.values import Angle, Value, Whole, aligned, anything, constant, joined_values, merged, within
+
+Known = Value | Whole | tuple["Known", ...] | Any
+MOST_NUMBERS = 2**26  # of a constant that is held entry by entry
+COMPARISONS = {"le", "lt", "ge", "gt", "eq", "ne", "__and_", "__or_", "bitwise_not", "logical_not", "logical_and", "isin"}
+SHAPES = ("new_", "empty", "zeros", "ones", "full")
+
+
+@dataclass(frozen=True)
+class NormCall:
+    """One call of a norm: its output is that of `norm`, over the given axis."""
+
+    name: str
+    norm: Norm
+    axis: int
+
+
+class Walk:
+    """The walk over a graph. `stored` reads a parameter or buffer by its name; `norms` are the outputs of norm calls.
+
+    `given` has bounds of floating-point inputs by name. `watch` sees what every layer writes, and may tighten it;
+    `scores` sees the scores inside attention operations.
+    """
+
+    def __init__(
+        self,
+        graph: ModelGraph,
+        stored: Callable[[str], Tensor],
+        norms: Mapping[Node, NormCall],
+        given: Mapping[str, tuple[float, float]] | None = None,
+        watch: Callable[[Node, products.Outputs], None] | None = None,
+        scores: Callable[[Node, Value], None] | None = None,
+    ) -> None:
+        self._graph, self._stored, self._norms, self._given = graph, stored, norms, dict(given or {})
+        self._watch, self._scores = watch, scores
+        self._made: dict[Node, Known] = {}
+
+    def steps(self) -> Iterator[tuple[Node, Known]]:
+        """Every node with what is known of it, in the order in which they run; values are dropped after their last use."""
+        nodes = self._graph.nodes
+        last = {used: node for node in nodes for used in node.all_input_nodes}
+        ends: dict[Node, list[Node]] = {}
+        for used, node in last.items():
+            ends.setdefault(node, []).append(used)
+        for node in nodes:
+            if node.op == "output":
+                continue
+            self._made[node] = self._known(node)
+            yield node, self._made[node]
+            for changed in overwritten_by(node):
+                self._overwrite(changed, self._made[node])
+            for used in ends.get(node, ()):
+                self._made.pop(used, None)
+
+    def _overwrite(self, changed: Node, value: Known) -> None:
+        """After an operation in place the value that it changed is its result; other views of it are unknown."""
+        source: Node | None = changed
+        first = True
+        while source is not None:
+            if first:
+                self._made[source] = value
+            elif source in self._made and isinstance(self._made[source], Value):
+                self._made[source] = anything(_shape(source), f"{source.name} is changed in place through a view")
+            first, source = False, handed_on(source)
+
+    def _known(self, node: Node) -> Known:
+        if node.op == "placeholder":
+            return self._placeholder(node)
+        if node in self._norms:
+            return self._norm_output(node, self._norms[node])
+        if node.op != "call_function" or not _is_plain(node.meta.get("val")):
+            return None
+        try:
+            made = self._computed(node)
+        except _Unknown as unknown:
+            made = self._unknown(node, str(unknown))
+        except (RuntimeError, IndexError, ValueError, TypeError, KeyError, AttributeError) as error:
+            if DEBUG:
+                raise
+            made = self._unknown(node, f"{kind_of(node) or node.name} could not be followed ({type(error).__name__})")
+        if isinstance(made, Value):
+            inputs = [self._made.get(each) for each in node.all_input_nodes]
+            depth = max((each.depth for each in inputs if isinstance(each, Value)), default=0)
+            made = replace(made, depth=depth + (handed_on(node) is None))
+        if isinstance(made, Value) and is_float(node) and tuple(made.unit.shape) != tuple(node.meta["val"].shape):
+            return self._unknown(node, f"{kind_of(node)} gave another shape than expected")
+        return made
+
+    def _unknown(self, node: Node, what: str) -> Known:
+        where = self._graph.module_of(node)
+        why = f"{what} in {where}" if where else what
+        value = node.meta.get("val")
+        if isinstance(value, (list, tuple)):
+            return tuple(_nothing(each, why) for each in value)
+        return _nothing(value, why)
+
+    def _placeholder(self, node: Node) -> Known:
+        value = node.meta.get("val")
+        name = self._graph.stored_name(node)
+        if not isinstance(value, Tensor) or not _is_plain(value):
+            return value if not isinstance(value, Tensor) else None
+        if name is not None:
+            return _Stored(name, tuple(value.shape), value.is_floating_point())
+        lifted = self._graph.program.graph_signature.inputs_to_lifted_tensor_constants
+        if node.name in lifted:
+            held = self._graph.program.constants[lifted[node.name]]
+            if not held.is_meta:
+                return constant(held) if value.is_floating_point() else Whole(tuple(value.shape), held.cpu())
+        if not value.is_floating_point():
+            return Whole(tuple(value.shape))
+        if node.name in self._given:
+            return within(value.shape, *self._given[node.name])
+        return anything(value.shape, f"the range of the input {node.name} is not known")
+
+    def _norm_output(self, node: Node, call: NormCall) -> Value:
+        shape, norm = tuple(node.meta["val"].shape), call.norm
+        axis = call.axis % len(shape)
+        view = [norm.size if at == axis else 1 for at in range(len(shape))]
+        unit = torch.arange(norm.size).reshape(view).expand(shape)
+        others = [1 if at == axis else size for at, size in enumerate(shape)]
+        place = torch.arange(math.prod(others)).reshape(others).expand(shape)
+        ball = Ball(norm.size, call.name, norm.groups, source=node)
+        form = Linear(NormRows(norm, ball), np.arange(norm.size), np.ones(norm.size), np.asarray(norm.bias, dtype=float))
+        low, high = form.bounds()
+        source = self._made.get(node.all_input_nodes[0]) if node.all_input_nodes else None
+        order = source.order if isinstance(source, Value) else None
+        return Value(unit, low, high, form=form, places=(place,), order=order, depth=4)
+
+    # ---- arguments -------------------------------------------------------------------------------------------
+
+    def _argument(self, argument: Any) -> Any:
+        if isinstance(argument, Node):
+            return self._made.get(argument)
+        if isinstance(argument, (list, tuple)):
+            return [self._argument(each) for each in argument]
+        return argument
+
+    def value(self, argument: Any) -> Value:
+        """An argument as a floating-point tensor."""
+        known = self._made.get(argument) if isinstance(argument, Node) else argument
+        if isinstance(known, Value):
+            return known
+        if isinstance(known, _Stored):
+            if not known.floating or math.prod(known.shape) > MOST_NUMBERS:
+                raise _Unknown(f"the tensor {known.name}, which is too large to be used entry by entry,")
+            return constant(self._stored(known.name), stored=True)
+        if isinstance(known, Whole):
+            return as_value(known)
+        if isinstance(known, (bool, int, float)):
+            return constant(float(known))
+        raise _Unknown(f"an argument of type {type(known).__name__}")
+
+    def whole(self, argument: Any) -> Whole:
+        """An argument as a tensor of whole numbers."""
+        known = self._made.get(argument) if isinstance(argument, Node) else argument
+        if isinstance(known, _Stored) and not known.floating:
+            return Whole(known.shape, self._stored(known.name).cpu())
+        if isinstance(known, Whole):
+            return known
+        if isinstance(known, Value):
+            return Whole(known.shape)
+        return Whole((), torch.as_tensor(known))
+
+    # ---- operations ------------------------------------------------------------------------------------------
+
+    def _computed(self, node: Node) -> Known:
+        kind = kind_of(node)
+        if node.target is operator.getitem:
+            source = self._made[node.args[0]]  # type: ignore[index]
+            return source[node.args[1]] if isinstance(source, tuple) else None
+        if node.meta.get("val") is None and kind:
+            return None
+        if str(node.target).startswith("transformers.grouped_mm"):
+            return self._experts(node)
+        special = SPECIAL.get(kind)
+        if special is not None:
+            return special(self, node)
+        if not _has_floats(node):
+            return self._whole_numbers(node)
+        if kind in COPIES or (kind in DROPOUTS and node.args[2] is False):
+            return self.value(node.args[0])
+        if kind in entries.INTERVALS:
+            return self._unary(node, kind)
+        if self._is_move(node):
+            return self._move(node)
+        raise _Unknown(f"the operation {kind or node.target}")
+
+    def _is_move(self, node: Node) -> bool:
+        return handed_on(node) is not None or kind_of(node) in MOVES
+
+    def _move(self, node: Node) -> Known:
+        value = self.value(node.args[0])
+
+        def move(entry: Tensor) -> Any:
+            if kind_of(node) in ("view", "_unsafe_view"):  # strides of the entries are not those of the tensor
+                return entry.reshape(node.args[1])  # type: ignore[arg-type]
+            return node.target(entry, *node.args[1:], **node.kwargs)  # type: ignore[operator]
+
+        moved = move(value.unit)
+        if isinstance(moved, Tensor):
+            return self._reordered(node, value, value.moved(move))
+        places = [move(place) for place in value.places]
+        return tuple(
+            replace(value, unit=unit, places=tuple(place[at] for place in places)) for at, unit in enumerate(moved)
+        )
+
+    def _reordered(self, node: Node, before: Value, after: Value) -> Value:
+        """A value in an unknown order of rows keeps it only while its first axis is still these rows."""
+        if before.order is None or (before.shape[:1] == after.shape[:1] and kind_of(node) not in ("transpose", "permute", "roll", "flip")):
+            return after
+        return replace(after.plain(), order=None) if after.unit.stride(0) == 0 else after.plain()
+
+    def _unary(self, node: Node, kind: str) -> Value:
+        if kind == "gelu" and (node.kwargs.get("approximate") == "tanh" or "tanh" in node.args):
+            kind = "gelu_tanh"
+        if kind == "softplus" and (len(node.args) > 1 or node.kwargs):
+            value = self.value(node.args[0])
+            low, high = entries.INTERVALS["relu"](value.low, value.high)
+            return replace(value.plain(), low=low, high=high + 1.0)
+        rest = node.args[1:]
+        source = self.value(node.args[0])
+        if kind == "rsqrt" and isinstance(source.form, entries.Squares) and source.form.count:
+            plain = entries.unary(kind, torch.rsqrt, source.plain())
+            return _noted(plain, replace(source.form, inverted=True))
+        return entries.unary(kind, lambda t: node.target(t, *rest, **node.kwargs), self.value(node.args[0]))  # type: ignore[operator]
+
+    def _whole_numbers(self, node: Node) -> Known:
+        """Whole numbers and truth values: computed where all arguments are known."""
+        found = node.meta.get("val")
+        arguments = [self._argument(each) for each in pytree.tree_leaves((node.args, dict(node.kwargs))) if isinstance(each, Node)]
+        wholes = [self.whole(each) if isinstance(each, (_Stored, Whole, Value)) else None for each in arguments]
+        if not isinstance(found, Tensor):
+            if isinstance(found, (list, tuple)):
+                return tuple(_nothing(each, "") for each in found)
+            return None
+        if any(each is not None and each.known is None for each in wholes) or kind_of(node).startswith("empty"):
+            return Whole(tuple(found.shape))
+        if any(each is None and isinstance(argument, tuple) for each, argument in zip(wholes, arguments, strict=True)):
+            return Whole(tuple(found.shape))
+
+        def concrete(each: Node) -> Any:
+            known = self._made.get(each)
+            return self.whole(known).known if isinstance(known, (_Stored, Whole)) else known
+
+        args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), concrete)
+        kwargs = {name: torch.device("cpu") if name == "device" else each for name, each in kwargs.items()}
+        args = tuple(torch.device("cpu") if isinstance(each, torch.device) else each for each in args)
+        made = node.target(*args, **kwargs)  # type: ignore[operator]
+        if not isinstance(made, Tensor):
+            return tuple(Whole(tuple(each.shape), each) for each in made)
+        varies = kind_of(node) == "arange" or any(each is not None and each.varies for each in wholes)
+        orders = {each.order for each in wholes if each is not None and each.order is not None}
+        return Whole(tuple(made.shape), made, varies, orders.pop() if len(orders) == 1 else None)
+
+    def _layer(self, node: Node) -> tuple[Value, products.Layer] | None:
+        """The value and the stored matrix of a product, as the graph knows it."""
+        product = self._graph.products.get(node)
+        if product is None:
+            return None
+        name, transposed = product.reader.weight_name, product.reader.transposed
+        source = product.value
+
+        def matrix() -> Any:
+            stored = self._stored(name)
+            return stored.T if transposed else stored
+
+        outputs = int(node.meta["val"].shape[-1])
+        return self.value(source), products.Layer(matrix, outputs, name=name, transposed=transposed)
+
+    def _experts(self, node: Node) -> Value:
+        """Every row through the matrix of its expert: a stored tensor (experts, inputs, outputs), possibly transposed."""
+        value, factor, offsets = self.value(node.args[0]), node.args[1], node.args[2]
+        stored, turned = self._stored_experts(factor)
+        count = int(node.meta["val"].shape[-1])
+
+        def layer(expert: int) -> products.Layer:
+            def matrix() -> Any:
+                one = self._stored(stored)[expert]
+                return one if turned else one.T
+
+            return products.Layer(matrix, count, name=stored, transposed=not turned, expert=expert)
+
+        number = int(factor.meta["val"].shape[0])  # type: ignore[union-attr]
+        key = self._sent_to(offsets)
+        return products.experts_of(value, [layer(each) for each in range(number)], key, self._seen(node))
+
+    def _stored_experts(self, factor: Any) -> tuple[str, bool]:
+        """The stored tensor behind a factor, and whether its last two axes are exchanged."""
+        turned = False
+        while isinstance(factor, Node) and self._graph.stored_name(factor) is None:
+            source = handed_on(factor)
+            if source is None or source.meta["val"].ndim != 3:
+                raise _Unknown("a product with weights that are computed")
+            probe = torch.arange(24).reshape(2, 3, 4)
+            moved = probe if kind_of(factor) in COPIES else factor.target(probe, *factor.args[1:], **factor.kwargs)  # type: ignore[operator]
+            if torch.equal(moved, probe.transpose(1, 2)) if moved.shape == (2, 4, 3) else False:
+                turned = not turned
+            elif not (moved.shape == probe.shape and torch.equal(moved, probe)):
+                raise _Unknown("a product with weights that are rearranged")
+            factor = source
+        return str(self._graph.stored_name(factor)), turned
+
+    def _sent_to(self, offsets: Any) -> object:
+        """The node that says which expert each row was sent to, behind the numbers of rows of each."""
+        while isinstance(offsets, Node) and kind_of(offsets) in COPIES | {"cumsum", "histc", "bincount"}:
+            offsets = offsets.args[0]
+        return offsets
+
+    def _seen(self, node: Node) -> Callable[[products.Outputs], None] | None:
+        watch = self._watch
+        return None if watch is None else lambda found: watch(node, found)
+
+
+class _Unknown(Exception):
+    """Why an operation cannot be followed."""
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A parameter or buffer that has not been read."""
+
+    name: str
+    shape: tuple[int, ...]
+    floating: bool
+
+
+DEBUG = False
+MOVES = {"roll", "flip", "repeat_interleave", "tile", "expand_as", "numpy_T", "t", "unflatten", "unfold", "meshgrid", "tril", "triu"} - {"tril", "triu"}
+
+
+def as_value(whole: Whole) -> Value:
+    """Whole numbers as floating-point ones. Positions are any numbers from 0 on, of which cos and sin are taken."""
+    if whole.known is None:
+        return anything(whole.shape, "whole numbers that depend on the input")
+    if whole.known.dtype == torch.bool:
+        return within(whole.shape, 0.0, 1.0)
+    if not whole.varies:
+        return constant(whole.known)
+    least = 0.0 if whole.known.numel() and int(whole.known.min()) >= 0 else -np.inf
+    value = within(whole.shape, least, np.inf, "positions, which have no largest")
+    return replace(value, form=Angle(ANGLES, np.zeros(1, dtype=np.intp)), places=(whole.known.long(),))
+
+
+ANGLES = object()
+
+
+def _nothing(value: Any, why: str) -> Known:
+    if not isinstance(value, Tensor):
+        return None
+    return anything(value.shape, why) if value.is_floating_point() else Whole(tuple(value.shape))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether all sizes are numbers: where they depend on the input, nothing is followed."""
+    leaves = value if isinstance(value, (list, tuple)) else [value]
+    return all(isinstance(size, int) for each in leaves if isinstance(each, Tensor) for size in each.shape)
+
+
+def _shape(node: Node) -> tuple[int, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+def _has_floats(node: Node) -> bool:
+    value = node.meta.get("val")
+    leaves = value if isinstance(value, (list, tuple)) else [value]
+    return any(isinstance(each, Tensor) and (each.is_floating_point() or each.is_complex()) for each in leaves)
+
+
+# ---- operations by name ------------------------------------------------------------------------------------------
+
+
+def _add(walk: Walk, node: Node) -> Known:
+    if not _has_floats(node):
+        return walk._whole_numbers(node)
+    one, other = walk.value(node.args[0]), walk.value(node.args[1])
+    if (factor := node.kwargs.get("alpha", 1)) != 1:
+        other = entries.times(other, np.full(len(other.low), float(factor)))  # type: ignore[arg-type]
+    return entries.sum_of(one, other, operator.add)
+
+
+def _sub(walk: Walk, node: Node) -> Known:
+    if not _has_floats(node):
+        return walk._whole_numbers(node)
+    one, other = walk.value(node.args[0]), walk.value(node.args[1])
+    if kind_of(node) == "rsub":
+        one, other = other, one
+    if isinstance(other.form, entries.Total) or (one.masked and not other.exact):
+        return replace(one.plain(), low=np.full(len(one.low), -np.inf), high=np.full(len(one.low), np.inf), why=one.why or "a difference of masked values")
+    return entries.sum_of(one, entries.times(other, -np.ones(len(other.low))), operator.add)
+
+
+def _mul(walk: Walk, node: Node) -> Known:
+    if not _has_floats(node):
+        return walk._whole_numbers(node)
+    one, other = walk.value(node.args[0]), walk.value(node.args[1])
+    for value, root, source in ((one, other, node.args[0]), (other, one, node.args[1])):
+        if (scaled := entries.scaled_by_root(value, root, _origin(source))) is not None:
+            return scaled
+    return entries.product_of(one, other, operator.mul)
+
+
+def _origin(value: object) -> object:
+    """The node whose numbers a node has, behind casts."""
+    while isinstance(value, Node) and kind_of(value) in COPIES:
+        value = value.args[0]
+    return value
+
+
+def _div(walk: Walk, node: Node) -> Known:
+    if not _has_floats(node) or node.kwargs.get("rounding_mode") is not None:
+        return walk._whole_numbers(node) if not _has_floats(node) else walk._unknown(node, "a rounded quotient")
+    one, other = walk.value(node.args[0]), walk.value(node.args[1])
+    return entries.quotient_of(one, other, operator.truediv, node.args[0])
+
+
+def _pow(walk: Walk, node: Node) -> Known:
+    exponent = node.args[1]
+    if not isinstance(exponent, (int, float)):
+        return walk._unknown(node, "a power with a computed exponent")
+    made = entries.power(walk.value(node.args[0]), float(exponent), lambda t: torch.pow(t, exponent))
+    if made.form is None and exponent == 2:
+        return _noted(made, entries.Squares(_origin(node.args[0])))
+    if isinstance(made.form, entries.Squares) and exponent == -0.5:
+        return _noted(made, replace(made.form, inverted=True))
+    return made
+
+
+def _noted(value: Value, form: object) -> Value:
+    return replace(value, form=form, places=())  # type: ignore[arg-type]
+
+
+def _square_of(walk: Walk, node: Node) -> Known:
+    made = entries.unary("square", torch.square, walk.value(node.args[0]))
+    return made if made.form is not None else _noted(made, entries.Squares(_origin(node.args[0])))
+
+
+def _clamp(walk: Walk, node: Node) -> Known:
+    if not _has_floats(node):
+        return walk._whole_numbers(node)
+    limits = [*node.args[1:], None, None][:2] if kind_of(node) == "clamp" else [node.args[1], None]
+    least, most = node.kwargs.get("min", limits[0]), node.kwargs.get("max", limits[1])
+    if any(isinstance(limit, Node) for limit in (least, most)):
+        raise _Unknown("a clamp with computed limits")
+    return entries.clamped(walk.value(node.args[0]), least, most, lambda t: torch.clamp(t, least, most))  # type: ignore[arg-type]
+
+
+def _where(walk: Walk, node: Node) -> Known:
+    if not _has_floats(node):
+        return walk._whole_numbers(node)
+    made = entries.either(*(walk.value(each) for each in node.args[1:3]))
+    return made.moved(lambda entry: entry.expand(_shape(node)))
+
+
+def _masked_fill(walk: Walk, node: Node) -> Known:
+    if not _has_floats(node):
+        return walk._whole_numbers(node)
+    value, filled = walk.value(node.args[0]), walk.value(node.args[2])
+    kept = entries.either(value, filled).moved(lambda entry: entry.expand(_shape(node)))
+    return replace(kept, form=value.form, places=value.places) if kept.masked and kept.unit is value.unit else kept
+
+
+def _extreme(walk: Walk, node: Node) -> Known:
+    """maximum, minimum of two values."""
+    if not _has_floats(node):
+        return walk._whole_numbers(node)
+    unit, (a, b) = aligned([walk.value(node.args[0]), walk.value(node.args[1])])
+    pick = np.maximum if kind_of(node) == "maximum" else np.minimum
+    return Value(unit, pick(a.low, b.low), pick(a.high, b.high), a.why or b.why, masked=a.masked and b.masked)
+
+
+def _cat(walk: Walk, node: Node) -> Known:
+    if not _has_floats(node):
+        return walk._whole_numbers(node)
+    parts = [walk.value(each) for each in node.args[0]]  # type: ignore[union-attr]
+    parts = [part for part in parts if part.shape != (0,)]
+    rest = node.args[1:]
+    join = torch.stack if kind_of(node) == "stack" else torch.cat
+    axis = rest[0] if rest else node.kwargs.get("dim", 0)
+    return joined_values(parts, lambda tensors: join(tensors, axis))  # type: ignore[arg-type]
+
+
+def _made_alike(walk: Walk, node: Node) -> Known:
+    """zeros, ones, full and their like."""
+    kind = kind_of(node)
+    value = node.meta["val"]
+    if not value.is_floating_point():
+        fill = 0 if "zeros" in kind or "empty" in kind else 1
+        if "full" in kind:
+            fill = next((each for each in node.args[1:] if isinstance(each, (int, float, bool))), None)  # type: ignore[assignment]
+        if fill is None or "empty" in kind:
+            return Whole(tuple(value.shape))
+        return Whole(tuple(value.shape), torch.full(value.shape, fill, dtype=value.dtype))
+    if "empty" in kind or "rand" in kind:
+        return walk._unknown(node, "a tensor without values" if "empty" in kind else "random numbers")
+    number = 0.0 if "zeros" in kind else 1.0
+    if "full" in kind:
+        number = node.args[1]  # type: ignore[assignment]
+        if not isinstance(number, (int, float)):
+            return walk.value(number).moved(lambda entry: entry.expand(value.shape))
+    one = constant(float(number))
+    return one.moved(lambda entry: entry.expand(value.shape))
+
+
+def _embedding(walk: Walk, node: Node) -> Known:
+    """Any row of a table, whatever the token or position."""
+    table = node.args[0]
+    known = walk._made.get(table)  # type: ignore[arg-type]
+    if isinstance(known, _Stored):
+        low, high = _column_range(walk._stored(known.name))
+    else:
+        value = merged(walk.value(table), [0])
+        row = value.unit[0].numpy()
+        low, high = value.low[row], value.high[row]
+    shape = _shape(node)
+    return Value(torch.arange(len(low)).expand(shape), low, high)
+
+
+def _column_range(table: Tensor) -> tuple[Floats, Floats]:
+    low, high = None, None
+    step = max(1, 2**22 // max(1, table.shape[1]))
+    for start in range(0, len(table), step):
+        block = as_floats(table[start : start + step], "embedding")
+        least, most = block.min(axis=0), block.max(axis=0)
+        low, high = (least, most) if low is None or high is None else (np.minimum(low, least), np.maximum(high, most))
+    assert low is not None and high is not None
+    return low, high
+
+
+def _linear(walk: Walk, node: Node) -> Known:
+    found = walk._layer(node)
+    if found is None:
+        return _matmul(walk, node)
+    value, layer = found
+    kind = kind_of(node)
+    bias = node.args[2] if kind == "linear" and len(node.args) > 2 else node.args[0] if kind == "addmm" else None
+    if bias is not None:
+        name = walk._graph.stored_name(bias) if isinstance(bias, Node) else None
+        layer = replace(layer, bias=walk.value(bias).low, bias_name=name)
+    return products.layer_of(value, layer, walk._seen(node))
+
+
+def _matmul(walk: Walk, node: Node) -> Known:
+    found = walk._layer(node) if kind_of(node) in ("mm", "matmul") else None
+    if found is not None:
+        return products.layer_of(*found, walk._seen(node))
+    kind = kind_of(node)
+    if kind in ("baddbmm", "addmm"):
+        if node.kwargs.get("beta", 1) not in (0, 1):
+            raise _Unknown("a product with a factor")
+        factors = node.args[1:3]
+    else:
+        factors = node.args[:2]
+    one, other = (walk.value(each) for each in factors)
+    if kind == "linear":
+        other = other.moved(lambda entry: entry.transpose(-1, -2))
+    if one.unit.ndim < 2 or other.unit.ndim < 2:
+        raise _Unknown("a product of a vector")
+    made = products.mixture(one, other)
+    if made is None:
+        made = _angles(one, other)
+    if made is None:
+        made = products.scores_of(one, other)
+    if kind in ("baddbmm", "addmm", "linear"):
+        scale = float(node.kwargs.get("alpha", 1))  # type: ignore[arg-type]
+        made = entries.times(made, np.full(len(made.low), scale))
+        shift = node.args[0] if kind != "linear" else (node.args[2] if len(node.args) > 2 else None)
+        if shift is not None and node.kwargs.get("beta", 1) == 1:
+            made = entries.sum_of(made, walk.value(shift), operator.add)
+    return made
+
+
+def _angles(one: Value, other: Value) -> Value | None:
+    """Frequencies times positions as a product over an axis of one entry."""
+    if one.shape[-1] != 1 or not any(isinstance(value.form, Angle) for value in (one, other)):
+        return None
+    return entries.product_of(one, other, operator.mul)
+
+
+def _attention(walk: Walk, node: Node) -> Known:
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    query, key, value = (walk.value(given[name]) for name in names[:3])
+    if given.get("enable_gqa"):
+        repeats = query.shape[-3] // key.shape[-3]
+        key, value = (each.moved(lambda entry: entry.repeat_interleave(repeats, dim=-3)) for each in (key, value))
+    scale = given.get("scale")
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
+    scores = products.scores_of(query, key.moved(lambda entry: entry.transpose(-1, -2)))
+    scores = entries.times(scores, np.full(len(scores.low), scale))
+    mask = given.get("attn_mask")
+    complete = True
+    if mask is not None:
+        known = walk._made.get(mask)
+        if isinstance(known, Whole):
+            # a row that sees nothing gets zeros
+            complete = known.known is not None and bool(known.known.any(dim=-1).all())
+        else:
+            scores = entries.sum_of(scores, walk.value(mask), operator.add)
+            complete = not walk.value(mask).masked or mask in walk._graph.constants
+    if walk._scores is not None:
+        walk._scores(node, scores)
+    weights = entries.shares((*scores.shape,), len(scores.shape) - 1, complete=complete)
+    made = products.mixture(weights, value)
+    assert made is not None
+    return made
+
+
+def _softmax(walk: Walk, node: Node) -> Known:
+    value = walk.value(node.args[0])
+    axis = int(node.args[1]) % len(value.shape)  # type: ignore[arg-type]
+    return entries.shares(value.shape, axis, order=value.order if axis else None)
+
+
+def _reduce(walk: Walk, node: Node) -> Known:
+    if not _has_floats(node):
+        return walk._whole_numbers(node)
+    value = walk.value(node.args[0])
+    axes = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    axes = list(range(value.unit.ndim)) if axes is None or axes == [] else axes
+    axes = [axes] if isinstance(axes, int) else list(axes)  # type: ignore[call-overload]
+    keep = bool(node.args[2]) if len(node.args) > 2 else bool(node.kwargs.get("keepdim", False))
+    made = products.summed(value, axes, keep, mean=kind_of(node) == "mean")
+    if kind_of(node) == "sum" and keep and len(axes) == 1 and (value.low >= 0).all():
+        total = entries.Total(node.args[0], value.shape[axes[0]])
+        made = _noted(made, total)
+    squares = value.form
+    if kind_of(node) == "mean" and isinstance(squares, entries.Squares) and keep and axes in ([-1], [value.unit.ndim - 1]):
+        made = _noted(made, replace(squares, count=value.shape[-1]))
+    return made
+
+
+def _norm_of(walk: Walk, node: Node) -> Known:
+    """The length of vectors."""
+    if node.args[1] not in (2, 2.0):
+        raise _Unknown("a norm of another kind than the length")
+    value = walk.value(node.args[0])
+    square = entries.unary("square", lambda t: t * t, value)
+    axes = node.args[2] if len(node.args) > 2 else None
+    if axes is None:
+        axes = list(range(value.unit.ndim))
+    keep = bool(node.args[3]) if len(node.args) > 3 else False
+    made = products.summed(square.plain(), [axes] if isinstance(axes, int) else list(axes), keep)  # type: ignore[call-overload]
+    return entries.unary("sqrt", torch.sqrt, replace(made, low=np.maximum(made.low, 0.0)))
+
+
+def _largest(walk: Walk, node: Node) -> Known:
+    """max, min, topk, sort along an axis: some entries of it; and whole numbers."""
+    found = node.meta["val"]
+    value = walk.value(node.args[0]) if _has_floats(node) else None
+    kind = kind_of(node)
+    if not isinstance(found, (list, tuple)):
+        if value is None:
+            return walk._whole_numbers(node)
+        low, high = value.hull()
+        return within(found.shape, low, high, value.why)
+    if value is None:
+        if kind == "sort":
+            size = tuple(found[1].shape)
+            known = torch.arange(size[0]) if len(size) == 1 else None
+            return Whole(size), Whole(size, known, varies=True, order=node)
+        return tuple(Whole(tuple(each.shape)) for each in found)
+    axis = -1 if kind in ("topk", "sort") else int(node.args[1])  # type: ignore[arg-type]
+    if kind == "topk" and len(node.args) > 2:
+        axis = int(node.args[2])  # type: ignore[arg-type]
+    common = merged(value, [axis])
+    picked = common.unit.narrow(axis, 0, 1)
+    if tuple(found[0].shape) != tuple(picked.shape):
+        axis_at = axis % common.unit.ndim
+        picked = picked.expand([found[0].shape[at] if at == axis_at else size for at, size in enumerate(picked.shape)]) if found[0].ndim == picked.ndim else picked.squeeze(axis)
+    shares = value.form
+    first = replace(common.plain(), unit=picked)
+    if kind == "topk" and isinstance(shares, products.Shares) and shares.complete:
+        # the largest of weights are weights again, of sum at most their total
+        less = entries.shares(tuple(found[0].shape), axis % common.unit.ndim, complete=False, order=value.order)
+        first = entries.times(less, np.full(len(less.low), shares.total))
+    return first, Whole(tuple(found[1].shape))
+
+
+def _gather(walk: Walk, node: Node) -> Known:
+    """Entries along an axis, at places that are not known."""
+    if not _has_floats(node):
+        return walk._whole_numbers(node)
+    value, axis = walk.value(node.args[0]), int(node.args[1])  # type: ignore[arg-type]
+    common = merged(value.plain(), [axis])
+    shape = _shape(node)
+    others = [at for at in range(len(shape)) if at != axis % len(shape)]
+    if all(shape[at] == common.shape[at] for at in others):
+        return replace(common, unit=common.unit.narrow(axis, 0, 1).expand(shape))
+    low, high = value.hull()
+    return within(shape, low, high, value.why)
+
+
+def _index(walk: Walk, node: Node) -> Known:
+    """Rows by number: known rows are taken, for unknown ones any row will do."""
+    if not _has_floats(node):
+        return walk._whole_numbers(node)
+    picks = node.args[1] if kind_of(node) == "index" else [None] * (int(node.args[1]) % len(_shape(node.args[0]))) + [node.args[2]]  # type: ignore[operator,arg-type]
+    wholes = [None if each is None else walk.whole(each) for each in picks]  # type: ignore[union-attr]
+    given = [each for each in wholes if each is not None]
+    value = walk.value(node.args[0])
+    if all(each.known is not None and not each.varies for each in given):
+        known = tuple(slice(None) if each is None else each.known for each in wholes)
+        return value.moved(lambda entry: entry[known])
+    if len(given) == 1 and wholes[0] is given[0] and given[0].known is not None:
+        return _in_order(value, given[0])
+    if len(given) == 1 and wholes[0] is given[0] and value.exact and len(given[0].shape) == 1:
+        rows = products.listed(value, picks[0])  # type: ignore[index]
+        shape = (given[0].shape[0], *rows.shape)
+        return replace(rows.moved(lambda entry: entry.expand(shape)), places=())
+    axes = [at for at, each in enumerate(wholes) if each is not None]
+    common = merged(value.plain(), axes)
+    shape = _shape(node)
+    if axes == list(range(axes[0], axes[-1] + 1)):
+        lead, tail = common.unit.shape[: axes[0]], common.unit.shape[axes[-1] + 1 :]
+        one = common.unit
+        for axis in axes:
+            one = one.narrow(axis, 0, 1)
+        middle = shape[len(lead) : len(shape) - len(tail)]
+        one = one.reshape(*lead, *([1] * len(middle)), *tail)
+        return replace(common, unit=one.expand(shape))
+    low, high = value.hull()
+    return within(shape, low, high, value.why)
+
+
+def _in_order(value: Value, rows: Whole) -> Value:
+    """Rows that are known but for an unknown order, or that are put back into their own."""
+    assert rows.known is not None
+    if value.order is not None and rows.inverse_of is value.order:
+        return replace(value.moved(lambda entry: entry[rows.known]), order=None)
+    if value.unit.stride(0) != 0 and value.shape[0] > 1:
+        kept = merged(value, [0])
+        value = replace(kept, form=value.form, places=value.places) if kept is value else kept
+    moved = value.moved(lambda entry: entry[rows.known])
+    if rows.order is None or value.order is not None:
+        return moved.plain()
+    return replace(moved, unit=value.unit[:1].expand(moved.unit.shape), order=rows.order)
+
+
+def _index_put(walk: Walk, node: Node) -> Known:
+    """The inverse of a permutation; other uses are not followed."""
+    if not _has_floats(node):
+        picks, filled = node.args[1], walk.whole(node.args[2])
+        order = walk.whole(picks[0]) if len(picks) == 1 else None  # type: ignore[arg-type,index]
+        if order is not None and order.order is not None and filled.known is not None and order.known is not None:
+            every = torch.arange(len(order.known))
+            if torch.equal(order.known, every) and torch.equal(filled.known, every):
+                return Whole(order.shape, every, varies=True, inverse_of=order.order)
+        return Whole(_shape(node))
+    value, filled = walk.value(node.args[0]), walk.value(node.args[2])
+    low, high = zip(value.hull(), filled.hull(), strict=True)
+    if len(node.args) > 3 and node.args[3]:
+        raise _Unknown("sums at unknown places")
+    return within(_shape(node), min(low), max(high), value.why or filled.why)
+
+
+def _copied(walk: Walk, node: Node) -> Known:
+    if not _has_floats(node):
+        return walk._whole_numbers(node)
+    return walk.value(node.args[1]).moved(lambda entry: entry.expand(_shape(node)))
+
+
+def _to(walk: Walk, node: Node) -> Known:
+    known = walk._made.get(node.args[0])  # type: ignore[arg-type]
+    if _has_floats(node):
+        return known if isinstance(known, _Stored) and known.floating else walk.value(node.args[0])
+    if isinstance(known, (Whole, _Stored)):
+        whole = walk.whole(known)
+        dtype = node.meta["val"].dtype
+        return replace(whole, known=None if whole.known is None else whole.known.to(dtype))
+    return Whole(_shape(node))
+
+
+def _pad(walk: Walk, node: Node) -> Known:
+    if not _has_floats(node):
+        return walk._whole_numbers(node)
+    value = walk.value(node.args[0])
+    mode = node.args[2] if len(node.args) > 2 and isinstance(node.args[2], str) else "constant"
+    if mode != "constant":
+        raise _Unknown(f"padding of kind {mode}")
+    fill = next((float(each) for each in node.args[2:] if isinstance(each, (int, float))), 0.0)
+    pads, extra = list(node.args[1]), len(value.low)  # type: ignore[call-overload]
+    unit = torch.nn.functional.pad(value.unit, pads, value=extra)
+    return Value(unit, np.append(value.low, fill), np.append(value.high, fill), value.why, masked=value.masked)
+
+
+def _triangle(walk: Walk, node: Node) -> Known:
+    if not _has_floats(node):
+        return walk._whole_numbers(node)
+    value = walk.value(node.args[0])
+    return entries.either(value.plain(), constant(0.0))
+
+
+def _convolution(walk: Walk, node: Node) -> Known:
+    """A convolution: every output is a sum over a window, whose entries are bounded channel by channel."""
+    value = walk.value(node.args[0])
+    known = walk._made.get(node.args[1])  # type: ignore[arg-type]
+    if isinstance(known, _Stored):
+        weight = walk._stored(known.name)
+    elif isinstance(known, Value) and known.exact:
+        weight = torch.from_numpy(known.low)[known.unit]
+    else:
+        raise _Unknown("a convolution with computed weights")
+    space = weight.ndim - 2
+    common = merged(value.plain(), range(value.unit.ndim - space, value.unit.ndim))
+    if value.unit.ndim == space + 2:
+        common = merged(common, [0])
+    channels = common.unit.movedim(-space - 1, 0).reshape(value.shape[-space - 1], -1)[:, 0].numpy()
+    low, high = common.low[channels], common.high[channels]
+    names = ("stride", "padding", "dilation", "groups")
+    given = dict(zip(names, node.args[3:], strict=False)) | dict(node.kwargs)
+    padding = given.get("padding", 0)
+    if padding not in (0, [0] * space, (0,) * space, "valid"):
+        low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
+    groups = int(given.get("groups", 1))  # type: ignore[call-overload]
+    window = int(np.prod(weight.shape[2:]))
+    parts = []
+    for group in range(groups):
+        rows = slice(group * len(weight) // groups, (group + 1) * len(weight) // groups)
+        columns = slice(group * len(low) // groups, (group + 1) * len(low) // groups)
+        matrix = weight[rows].reshape(rows.stop - rows.start, -1)
+        parts.append(products.interval_product(matrix, np.repeat(low[columns], window), np.repeat(high[columns], window)))
+    low, high = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
+    if len(node.args) > 2 and node.args[2] is not None:
+        bias = walk.value(node.args[2]).low
+        low, high = low + bias, high + bias
+    shape = _shape(node)
+    view = [len(low) if at == len(shape) - space - 1 else 1 for at in range(len(shape))]
+    why = None if np.isfinite(low).all() and np.isfinite(high).all() else value.why
+    return Value(torch.arange(len(low)).reshape(view).expand(shape), low, high, why)
+
+
+def _einsum(walk: Walk, node: Node) -> Known:
+    """A product of two tensors as a sum over axes, by moving it into a matrix product."""
+    formula, factors = str(node.args[0]).replace(" ", ""), node.args[1]
+    left, _, out = formula.partition("->")
+    names = left.split(",")
+    if len(names) != 2 or "." in formula or any(len(set(name)) < len(name) for name in names):
+        raise _Unknown(f"einsum {formula}")
+    one, other = (walk.value(each) for each in factors)  # type: ignore[union-attr]
+    a, b = names
+    summed = [axis for axis in a if axis in b and axis not in out]
+    shared = [axis for axis in a if axis in b and axis in out]
+    if len(summed) != 1 or any(axis not in out for axis in a + b if axis not in summed):
+        raise _Unknown(f"einsum {formula}")
+    rows, columns = [x for x in a if x not in b], [x for x in b if x not in a]
+    first = _arranged(one, a, [*shared, *rows, *summed], len(rows))
+    second = _arranged(other, b, [*shared, *summed, *columns], len(columns), last=True)
+    made = products.mixture(first, second)
+    if made is None:
+        made = products.scores_of(first, second)
+    sizes = {axis: size for name, value in ((a, one), (b, other)) for axis, size in zip(name, value.shape, strict=True)}
+    names_out = [*shared, *rows, *columns]
+    whole = [sizes[axis] for axis in names_out]
+    order = [names_out.index(axis) for axis in out]
+    return made.moved(lambda entry: entry.reshape(whole).permute(order))
+
+
+def _arranged(value: Value, names: str, order: list[str], many: int, last: bool = False) -> Value:
+    """Axes in an order, with the free ones (before or after the summed one) as one."""
+    axes = [names.index(axis) for axis in order]
+
+    def move(entry: Tensor) -> Tensor:
+        moved = entry.permute(axes)
+        keep = len(order) - many - 1
+        shape = list(moved.shape)
+        if last:
+            return moved.reshape(*shape[: keep + 1], math.prod(shape[keep + 1 :]))
+        return moved.reshape(*shape[:keep], math.prod(shape[keep : keep + many]), shape[-1])
+
+    return value.moved(move)
+
+
+def _pooled(walk: Walk, node: Node) -> Known:
+    value = walk.value(node.args[0])
+    common = merged(value.plain(), [-1] if kind_of(node).endswith("1d") else [-1, -2])
+    shape = _shape(node)
+    one = common.unit[..., :1] if kind_of(node).endswith("1d") else common.unit[..., :1, :1]
+    return replace(common, unit=one.expand(shape))
+
+
+def _nothing_to_follow(walk: Walk, node: Node) -> Known:
+    return None
+
+
+SPECIAL: dict[str, Callable[[Walk, Node], Known]] = {
+    "square": _square_of, "add": _add, "sub": _sub, "rsub": _sub, "mul": _mul, "div": _div, "pow": _pow,
+    "clamp": _clamp, "clamp_min": _clamp, "where": _where, "masked_fill": _masked_fill,
+    "maximum": _extreme, "minimum": _extreme, "cat": _cat, "concat": _cat, "concatenate": _cat, "stack": _cat,
+    "embedding": _embedding, "linear": _linear, "addmm": _linear, "mm": _matmul, "matmul": _matmul, "bmm": _matmul,
+    "baddbmm": _matmul, "scaled_dot_product_attention": _attention, "softmax": _softmax, "_softmax": _softmax,
+    "sum": _reduce, "mean": _reduce, "linalg_vector_norm": _norm_of, "max": _largest, "min": _largest,
+    "topk": _largest, "sort": _largest, "gather": _gather, "index": _index, "index_select": _index,
+    "index_put": _index_put, "copy": _copied, "to": _to, "_to_copy": _to, "type_as": _to, "pad": _pad,
+    "constant_pad_nd": _pad, "tril": _triangle, "triu": _triangle, "conv1d": _convolution, "conv2d": _convolution,
+    "conv3d": _convolution, "einsum": _einsum, "adaptive_avg_pool1d": _pooled, "adaptive_avg_pool2d": _pooled,
+    "_assert_tensor_metadata": _nothing_to_follow,
+    "zeros": _made_alike, "ones": _made_alike, "full": _made_alike, "zeros_like": _made_alike,
+    "ones_like": _made_alike, "full_like": _made_alike, "empty": _made_alike, "empty_like": _made_alike,
+    "new_ones": _made_alike, "new_zeros": _made_alike, "new_full": _made_alike, "new_empty": _made_alike,
+    "rand": _made_alike, "scalar_tensor": _made_alike,
+}  # fmt: skip
