@@ -134,9 +134,7 @@ class LayerRanges(
         """Whether no witness passes its bound, and those of exact bounds come near them."""
         rows = [row for row in (*self.layers, *self.tensors) if row.reached is not None and row.bound is not None]
         inside = all(abs(row.reached or 0.0) <= abs(row.bound or 0.0) * (1 + 1e-9) + 1e-12 for row in rows)
-        return inside and all(
-            row.ratio is None or row.ratio <= 1 + NEAR_ENOUGH for row in rows if row.grade == "exact"
-        )
+        return inside and all(row.ratio is None or row.ratio <= 1 + NEAR_ENOUGH for row in rows if row.grade == "exact")
 
     def __repr__(self) -> str:
         bounded = [row for row in self.layers if row.bound is not None]

@@ -159,8 +159,12 @@ class RangeSearch:
         """All rows, and the verdict on the limit."""
         rows: dict[Node, TensorRange] = {}
         others: list[TensorRange] = []
-        counts: dict[Verdict, int] = dict.fromkeys(("excluded", "too close to call", "not excluded", "reached", "unbounded"), 0)
-        walk = Walk(self.graph, self.stored, self.calls, self.subject.input_ranges, self._watch, self._scores.__setitem__)
+        counts: dict[Verdict, int] = dict.fromkeys(
+            ("excluded", "too close to call", "not excluded", "reached", "unbounded"), 0
+        )
+        walk = Walk(
+            self.graph, self.stored, self.calls, self.subject.input_ranges, self._watch, self._scores.__setitem__
+        )
         total = len(self.graph.nodes)
         for node, value in progress(_sized(walk.steps(), total), "tensors"):
             if not isinstance(value, Value) or not is_float(node) or node in self.graph.constants:
@@ -521,7 +525,9 @@ def _with_text(row: TensorRange, seen: Seen | None) -> TensorRange:
     largest = float(np.maximum(np.abs(seen.low), np.abs(seen.high)).max())
     if row.lows is None or row.highs is None or len(row.lows) != len(seen.low):
         return replace(row, observed=largest, used=largest / abs(row.bound) if row.bound else None)
-    room = np.stack([seen.high / np.where(row.highs > 0, row.highs, np.inf), seen.low / np.where(row.lows < 0, row.lows, -np.inf)])
+    room = np.stack(
+        [seen.high / np.where(row.highs > 0, row.highs, np.inf), seen.low / np.where(row.lows < 0, row.lows, -np.inf)]
+    )
     return replace(row, observed=largest, used=float(room.max()))
 
 

@@ -1,10 +1,10 @@
 """Operations that act entry by entry: bounds by interval arithmetic, and what remains of a value's form.
 
-    linear ± constant, linear × constant      linear
-    f(linear), f(linear)·g(same linear)       a function of one linear unit, recognised as an activation by its values
-    activation(linear)·linear                 gated
-    linear·cos φ ± linear′·sin φ              rotated
-    x / sum of x,  x ≥ 0                      weights of a mean
+linear ± constant, linear × constant      linear
+f(linear), f(linear)·g(same linear)       a function of one linear unit, recognised as an activation by its values
+activation(linear)·linear                 gated
+linear·cos φ ± linear′·sin φ              rotated
+x / sum of x,  x ≥ 0                      weights of a mean
 """
 
 import math
@@ -178,7 +178,10 @@ def _reciprocal(low: Floats, high: Floats) -> Bounds:
     below, above = widened(np.minimum(a, b), np.maximum(a, b), 0.0)
     # zero at one end of the interval leaves the other side bounded
     with np.errstate(divide="ignore"):
-        ends = np.where(high > 0, 1 / np.where(high > 0, high, 1.0), 0.0), np.where(low < 0, 1 / np.where(low < 0, low, 1.0), 0.0)
+        ends = (
+            np.where(high > 0, 1 / np.where(high > 0, high, 1.0), 0.0),
+            np.where(low < 0, 1 / np.where(low < 0, low, 1.0), 0.0),
+        )
     below = np.where(across, np.where(low == 0, ends[0], -np.inf), below)
     above = np.where(across, np.where((high == 0) & (low < 0), ends[1], np.inf), above)
     return below, above
@@ -240,7 +243,7 @@ def power(value: Value, exponent: float, apply: Steps) -> Value:
         return unary("rsqrt", apply, value)
     if exponent == int(exponent) and exponent > 0:
         n = int(exponent)
-        low, high = (_absolute(value.low, value.high) if n % 2 == 0 else (value.low, value.high))
+        low, high = _absolute(value.low, value.high) if n % 2 == 0 else (value.low, value.high)
         with np.errstate(over="ignore"):
             low, high = widened(low**n, high**n, 0.0)
     else:
@@ -366,9 +369,13 @@ def _space(space: object, factor: Value) -> object:
 def quotient_of(one: Value, other: Value, apply: Callable[[Any, Any], Any], node: object) -> Value:
     """one / other; a value over the sum of its entries is a set of weights."""
     if other.exact and not (other.low == 0).any():
-        return product_of(one, replace(other, low=(inverse := 1 / other.low), high=inverse), lambda a, b: apply(a, 1 / b))
+        return product_of(
+            one, replace(other, low=(inverse := 1 / other.low), high=inverse), lambda a, b: apply(a, 1 / b)
+        )
     if isinstance(other.form, Total) and other.form.of is node and (one.low >= 0).all():
-        axis = next((at for at, size in enumerate(other.shape) if size == 1 and one.shape[at] == other.form.count), None)
+        axis = next(
+            (at for at, size in enumerate(other.shape) if size == 1 and one.shape[at] == other.form.count), None
+        )
         if axis is not None:
             return shares(one.shape, axis, complete=other.form.exact, order=one.order)
     inverse_low, inverse_high = _reciprocal(other.low, other.high)
@@ -383,7 +390,14 @@ def shares(shape: tuple[int, ...], axis: int, *, complete: bool = True, order: o
     unit = torch.arange(count).reshape(view).expand(shape)
     others = [size if at != axis else 1 for at, size in enumerate(shape)]
     place = torch.arange(math.prod(others)).reshape(others).expand(shape)
-    return Value(unit, np.zeros(count), np.ones(count), form=Shares(np.arange(count), count, 1.0, complete), places=(place,), order=order)
+    return Value(
+        unit,
+        np.zeros(count),
+        np.ones(count),
+        form=Shares(np.arange(count), count, 1.0, complete),
+        places=(place,),
+        order=order,
+    )
 
 
 def either(one: Value, other: Value) -> Value:
@@ -651,4 +665,3 @@ def _times(x: Floats, y: Floats) -> Floats:
 
 def _finite(x: Floats) -> Floats:
     return np.where(np.isfinite(x), x, 0.0)
-

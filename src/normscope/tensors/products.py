@@ -1,10 +1,10 @@
 """Products and means: a layer's matrix, attention scores, and means of values with weights.
 
-    W·(linear)                        linear again: the rows of W times the rows of the norm
-    W·(linear, heads at own places)   Σ over heads of W_h·β_h ± |W_h·A_h|: each head mixes tokens of its own
-    W·(activations of linear)         bounds of sums of neurons (`normscope.bounds`)
-    q·k                               by the Gram matrices of both heads
-    Σ weight·value                    a mixture: within the values' own ellipsoid, at a place of its own
+W·(linear)                        linear again: the rows of W times the rows of the norm
+W·(linear, heads at own places)   Σ over heads of W_h·β_h ± |W_h·A_h|: each head mixes tokens of its own
+W·(activations of linear)         bounds of sums of neurons (`normscope.bounds`)
+q·k                               by the Gram matrices of both heads
+Σ weight·value                    a mixture: within the values' own ellipsoid, at a place of its own
 """
 
 from collections.abc import Callable, Sequence
@@ -115,9 +115,7 @@ def _reason(value: Value, low: Floats, high: Floats) -> str | None:
     return None if np.isfinite(low).all() and np.isfinite(high).all() else value.why
 
 
-def _row(
-    value: Value, layer: Layer, units: Any, same: Any, watch: Watch | None
-) -> tuple[Floats, Floats, Floats, Any]:
+def _row(value: Value, layer: Layer, units: Any, same: Any, watch: Watch | None) -> tuple[Floats, Floats, Floats, Any]:
     """Bounds, size of the terms, and form of a layer's outputs for one vector of units.
 
     `same` numbers the entries that share a place.
@@ -308,7 +306,11 @@ def scores_of(one: Value, other: Value) -> Value:
             a, b, rows[i].numpy(), columns[j].numpy(), bool(row_places[i].any()) or bool(column_places[j].any())
         )
     unit = inverse.reshape(thin.shape).expand(pair.shape)
-    reason = None if np.isfinite(low).all() and np.isfinite(high).all() else (one.why or other.why or "a product of unbounded values")
+    reason = (
+        None
+        if np.isfinite(low).all() and np.isfinite(high).all()
+        else (one.why or other.why or "a product of unbounded values")
+    )
     return Value(unit, low, high, reason)
 
 
@@ -405,9 +407,14 @@ def summed(value: Value, axes: Sequence[int], keep: bool, *, mean: bool = False)
         low, high = value.low[members].sum(axis=1), value.high[members].sum(axis=1)
         if mean:
             low, high = low / max(1, count), high / max(1, count)
-        finite = np.where(np.isfinite(value.low), np.abs(value.low), 0.0) + np.where(np.isfinite(value.high), np.abs(value.high), 0.0)
+        finite = np.where(np.isfinite(value.low), np.abs(value.low), 0.0) + np.where(
+            np.isfinite(value.high), np.abs(value.high), 0.0
+        )
         slack = (count + 8) * EPS * finite[members].sum(axis=1)
-        low, high = np.where((value.low[members] >= 0).all(axis=1), np.maximum(low - slack, 0.0), low - slack), high + slack
+        low, high = (
+            np.where((value.low[members] >= 0).all(axis=1), np.maximum(low - slack, 0.0), low - slack),
+            high + slack,
+        )
     thin_shape = unit[small].shape[: len(kept)]
     made = inverse.reshape(thin_shape).expand(shape)
     if keep:

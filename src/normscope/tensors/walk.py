@@ -28,7 +28,20 @@ from normscope.tensors.values import Angle, Value, Whole, aligned, anything, con
 
 Known = Value | Whole | tuple["Known", ...] | Any
 MOST_NUMBERS = 2**26  # of a constant that is held entry by entry
-COMPARISONS = {"le", "lt", "ge", "gt", "eq", "ne", "__and_", "__or_", "bitwise_not", "logical_not", "logical_and", "isin"}
+COMPARISONS = {
+    "le",
+    "lt",
+    "ge",
+    "gt",
+    "eq",
+    "ne",
+    "__and_",
+    "__or_",
+    "bitwise_not",
+    "logical_not",
+    "logical_and",
+    "isin",
+}
 SHAPES = ("new_", "empty", "zeros", "ones", "full")
 
 
@@ -146,7 +159,9 @@ class Walk:
         others = [1 if at == axis else size for at, size in enumerate(shape)]
         place = torch.arange(math.prod(others)).reshape(others).expand(shape)
         ball = Ball(norm.size, call.name, norm.groups, source=node)
-        form = Linear(NormRows(norm, ball), np.arange(norm.size), np.ones(norm.size), np.asarray(norm.bias, dtype=float))
+        form = Linear(
+            NormRows(norm, ball), np.arange(norm.size), np.ones(norm.size), np.asarray(norm.bias, dtype=float)
+        )
         low, high = form.bounds()
         source = self._made.get(node.all_input_nodes[0]) if node.all_input_nodes else None
         order = source.order if isinstance(source, Value) else None
@@ -232,7 +247,9 @@ class Walk:
 
     def _reordered(self, node: Node, before: Value, after: Value) -> Value:
         """A value in an unknown order of rows keeps it only while its first axis is still these rows."""
-        if before.order is None or (before.shape[:1] == after.shape[:1] and kind_of(node) not in ("transpose", "permute", "roll", "flip")):
+        if before.order is None or (
+            before.shape[:1] == after.shape[:1] and kind_of(node) not in ("transpose", "permute", "roll", "flip")
+        ):
             return after
         return replace(after.plain(), order=None) if after.unit.stride(0) == 0 else after.plain()
 
@@ -253,7 +270,11 @@ class Walk:
     def _whole_numbers(self, node: Node) -> Known:
         """Whole numbers and truth values: computed where all arguments are known."""
         found = node.meta.get("val")
-        arguments = [self._argument(each) for each in pytree.tree_leaves((node.args, dict(node.kwargs))) if isinstance(each, Node)]
+        arguments = [
+            self._argument(each)
+            for each in pytree.tree_leaves((node.args, dict(node.kwargs)))
+            if isinstance(each, Node)
+        ]
         wholes = [self.whole(each) if isinstance(each, (_Stored, Whole, Value)) else None for each in arguments]
         if not isinstance(found, Tensor):
             if isinstance(found, (list, tuple)):
@@ -351,7 +372,20 @@ class _Stored:
 
 
 DEBUG = False
-MOVES = {"roll", "flip", "repeat_interleave", "tile", "expand_as", "numpy_T", "t", "unflatten", "unfold", "meshgrid", "tril", "triu"} - {"tril", "triu"}
+MOVES = {
+    "roll",
+    "flip",
+    "repeat_interleave",
+    "tile",
+    "expand_as",
+    "numpy_T",
+    "t",
+    "unflatten",
+    "unfold",
+    "meshgrid",
+    "tril",
+    "triu",
+} - {"tril", "triu"}
 
 
 def as_value(whole: Whole) -> Value:
@@ -411,7 +445,12 @@ def _sub(walk: Walk, node: Node) -> Known:
     if kind_of(node) == "rsub":
         one, other = other, one
     if isinstance(other.form, entries.Total) or (one.masked and not other.exact):
-        return replace(one.plain(), low=np.full(len(one.low), -np.inf), high=np.full(len(one.low), np.inf), why=one.why or "a difference of masked values")
+        return replace(
+            one.plain(),
+            low=np.full(len(one.low), -np.inf),
+            high=np.full(len(one.low), np.inf),
+            why=one.why or "a difference of masked values",
+        )
     return entries.sum_of(one, entries.times(other, -np.ones(len(other.low))), operator.add)
 
 
@@ -650,7 +689,12 @@ def _reduce(walk: Walk, node: Node) -> Known:
         total = entries.Total(node.args[0], value.shape[axes[0]])
         made = _noted(made, total)
     squares = value.form
-    if kind_of(node) == "mean" and isinstance(squares, entries.Squares) and keep and axes in ([-1], [value.unit.ndim - 1]):
+    if (
+        kind_of(node) == "mean"
+        and isinstance(squares, entries.Squares)
+        and keep
+        and axes in ([-1], [value.unit.ndim - 1])
+    ):
         made = _noted(made, replace(squares, count=value.shape[-1]))
     return made
 
@@ -692,7 +736,11 @@ def _largest(walk: Walk, node: Node) -> Known:
     picked = common.unit.narrow(axis, 0, 1)
     if tuple(found[0].shape) != tuple(picked.shape):
         axis_at = axis % common.unit.ndim
-        picked = picked.expand([found[0].shape[at] if at == axis_at else size for at, size in enumerate(picked.shape)]) if found[0].ndim == picked.ndim else picked.squeeze(axis)
+        picked = (
+            picked.expand([found[0].shape[at] if at == axis_at else size for at, size in enumerate(picked.shape)])
+            if found[0].ndim == picked.ndim
+            else picked.squeeze(axis)
+        )
     shares = value.form
     first = replace(common.plain(), unit=picked)
     if kind == "topk" and isinstance(shares, products.Shares) and shares.complete:
@@ -720,7 +768,11 @@ def _index(walk: Walk, node: Node) -> Known:
     """Rows by number: known rows are taken, for unknown ones any row will do."""
     if not _has_floats(node):
         return walk._whole_numbers(node)
-    picks = node.args[1] if kind_of(node) == "index" else [None] * (int(node.args[1]) % len(_shape(node.args[0]))) + [node.args[2]]  # type: ignore[operator,arg-type]
+    picks = (
+        node.args[1]
+        if kind_of(node) == "index"
+        else [None] * (int(node.args[1]) % len(_shape(node.args[0]))) + [node.args[2]]
+    )  # type: ignore[operator,arg-type]
     wholes = [None if each is None else walk.whole(each) for each in picks]  # type: ignore[union-attr]
     given = [each for each in wholes if each is not None]
     value = walk.value(node.args[0])
@@ -844,7 +896,9 @@ def _convolution(walk: Walk, node: Node) -> Known:
         rows = slice(group * len(weight) // groups, (group + 1) * len(weight) // groups)
         columns = slice(group * len(low) // groups, (group + 1) * len(low) // groups)
         matrix = weight[rows].reshape(rows.stop - rows.start, -1)
-        parts.append(products.interval_product(matrix, np.repeat(low[columns], window), np.repeat(high[columns], window)))
+        parts.append(
+            products.interval_product(matrix, np.repeat(low[columns], window), np.repeat(high[columns], window))
+        )
     low, high = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
     if len(node.args) > 2 and node.args[2] is not None:
         bias = walk.value(node.args[2]).low
