@@ -256,9 +256,11 @@ def test_studies_take_a_gguf_file(tmp_path, llama):
     assert inspection.placement == "pre-norm"
     assert all(norm.landing is not None for norm in inspection.norms)
     assert normscope.keys(path, text="some words").holds
-    folding = normscope.fold(path)
+    folding = normscope.fold(path, out=tmp_path / "folded")
     assert folding.holds
     assert folding.folded
+    assert folding.unused_tensors == ()
+    assert len(list(Subject(tmp_path / "folded", text="some words").batches())) == 1
 
 
 @pytest.mark.slow
