@@ -19,14 +19,12 @@ from normscope.models.find import find, find_stored, find_traced
 from normscope.models.held_types import held_otherwise, input_ranges
 from normscope.models.load import (
     TextBatches,
-    known_config,
     load_model,
     load_tokenizer,
     named,
     open_weights,
     read_text,
     text_batches,
-    warn_of_notes,
 )
 from normscope.models.weights import Weights
 from normscope.results.inventory import Inventory
@@ -136,7 +134,6 @@ class Subject:
         with named(path):
             given = self.example if self._inputs is None else first_batch(model, self._first_given)
             inventory = find_stored(path, model, weights, given)
-        warn_of_notes(path, known_config(path))
         return inventory, weights
 
     @property
