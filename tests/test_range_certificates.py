@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import normscope as ns
-from normscope.bounds.tight import tight
+from normscope.bounds.tight_bound import tight
 from normscope.certificates import check_ranges, range_certificates
 from normscope.certificates.neuron_certificates import Neurons
 from normscope.certificates.range_certificates import Matrix
