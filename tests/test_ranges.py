@@ -405,7 +405,7 @@ def test_a_model_without_weights_and_weights_that_are_not_finite_are_refused():
         ranges(empty, inputs=torch.zeros(1, 4))
     model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2))
     model[1].weight.data[0, 0] = torch.nan
-    with pytest.raises(ValueError, match="weights must be finite"):
+    with pytest.raises(ValueError, match="1: weights must be finite"):
         ranges(model, inputs=torch.zeros(1, 4))
 
 

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import expit
 from torch import Tensor
 
 from normscope.bounds.activations import ACTIVATIONS
 from normscope.checks import Floats
-from normscope.tensors.linear_rows import Indices, Linear, widened
+from normscope.tensors.linear_rows import EPS, Indices, Linear, widened
 from normscope.tensors.values import (
     Angle,
     Function,
@@ -31,6 +32,7 @@ from normscope.tensors.values import (
     Wave,
     aligned,
     mask_of,
+    numbered,
 )
 
 Steps = Callable[[Tensor], Tensor]
@@ -40,7 +42,7 @@ LARGE = 1e150
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """Unit i is one of the numbers values[:, i]: those of the expert that a token was sent to."""
+    """Unit i is one of the numbers values[:, i]: those of the expert that a token was sent to. Places are rows."""
 
     key: object
     values: Floats
@@ -51,7 +53,7 @@ class Listed:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """Unit i is unit i of one of the parts: that of the expert that a token was sent to."""
+    """Unit i is unit i of one of the parts: that of the expert that a token was sent to. The last places are rows."""
 
     key: object
     parts: tuple[Any, ...]
@@ -74,10 +76,10 @@ class Weighted:
 
 @dataclass(frozen=True, eq=False)
 class Total:
-    """The sum of all entries of a value along an axis, or that and a little more."""
+    """The sum of all entries of a value along an axis, or that and something more; places number the sums."""
 
     of: object
-    count: int
+    axis: int
     exact: bool = True
 
     def take(self, which: Indices) -> "Total":
@@ -86,9 +88,12 @@ class Total:
 
 @dataclass(frozen=True, eq=False)
 class Squares:
-    """Squares of a value's entries, their mean over one axis, that plus eps, or one over its root."""
+    """Squares of a value's entries, their mean over its last axis, that plus eps, or one over its root.
 
-    of: object  # the node of the value
+    Places number the entries, or the means.
+    """
+
+    of: object  # what tells the value apart
     count: int = 0  # entries of the mean
     inverted: bool = False
 
@@ -101,8 +106,11 @@ class Squares:
 
 def unary(kind: str, apply: Steps, value: Value) -> Value:
     """An operation on every entry; `apply` computes it."""
-    low, high = INTERVALS[kind](value.low, value.high)
-    changed = replace(value, low=low, high=low if value.exact else high, form=None, places=(), masked=False, terms=None)
+    if value.exact:
+        low = high = apply(torch.from_numpy(value.low)).numpy()
+    else:
+        low, high = INTERVALS[kind](value.low, value.high)
+    changed = replace(value.plain(), low=low, high=high, terms=None)
     if np.isfinite(changed.low).all() and np.isfinite(changed.high).all():
         changed = replace(changed, why=None)
     form = value.form
@@ -111,7 +119,12 @@ def unary(kind: str, apply: Steps, value: Value) -> Value:
     if isinstance(form, Angle) and kind in ("cos", "sin"):
         wave = Wave(form, kind == "sin", np.ones(len(low)))
         return replace(changed, form=wave, places=value.places, why=None)
-    return replace(changed, form=_applied(form, apply), places=value.places if form is not None else ())
+    return _noted(changed, _applied(form, apply), value.places)
+
+
+def _noted(value: Value, form: Any, places: tuple[Tensor, ...]) -> Value:
+    """The value with its form, if there is one."""
+    return value.plain() if form is None else replace(value, form=form, places=places)
 
 
 def _applied(form: Any, apply: Steps) -> Any:
@@ -177,13 +190,9 @@ def _reciprocal(low: Floats, high: Floats) -> Bounds:
         a, b = 1 / np.where(across, 1.0, low), 1 / np.where(across, 1.0, high)
     below, above = widened(np.minimum(a, b), np.maximum(a, b), 0.0)
     # zero at one end of the interval leaves the other side bounded
-    with np.errstate(divide="ignore"):
-        ends = (
-            np.where(high > 0, 1 / np.where(high > 0, high, 1.0), 0.0),
-            np.where(low < 0, 1 / np.where(low < 0, low, 1.0), 0.0),
-        )
-    below = np.where(across, np.where(low == 0, ends[0], -np.inf), below)
-    above = np.where(across, np.where((high == 0) & (low < 0), ends[1], np.inf), above)
+    after, before = 1 / np.where(high > 0, high, np.inf), 1 / np.where(low < 0, low, -np.inf)
+    below = np.where(across, np.where(low == 0, after * (1 - EPS), -np.inf), below)
+    above = np.where(across, np.where((high == 0) & (low < 0), before * (1 - EPS), np.inf), above)
     return below, above
 
 
@@ -198,23 +207,23 @@ def _nonnegative(function: Callable[[Floats], Floats]) -> Callable[[Floats], Flo
 
 def _log(x: Floats) -> Floats:
     with np.errstate(divide="ignore"):
-        return np.where(x > 0, np.log(np.maximum(x, 1e-300)), -np.inf)
+        return np.asarray(np.log(np.maximum(x, 0.0)))
 
 
 def _rsqrt(x: Floats) -> Floats:
     with np.errstate(divide="ignore"):
-        return np.where(x > 0, 1 / np.sqrt(np.maximum(x, 1e-300)), np.inf)
+        return np.asarray(1 / np.sqrt(np.maximum(x, 0.0)))
 
 
 INTERVALS: dict[str, Callable[[Floats, Floats], Bounds]] = {
     "neg": lambda low, high: (-high, -low),
     "relu": _monotone(lambda x: np.maximum(x, 0.0)),
     "tanh": _monotone(np.tanh),
-    "sigmoid": _monotone(lambda x: 0.5 * (1 + np.tanh(0.5 * x))),
+    "sigmoid": _monotone(expit),
     "exp": _monotone(np.exp),
     "erf": _monotone(_erf),
     "log": _monotone(_log),
-    "log1p": _monotone(lambda x: _log(1 + x)),
+    "log1p": _monotone(lambda x: np.log1p(np.maximum(x, -1.0))),
     "sqrt": _monotone(_nonnegative(np.sqrt)),
     "rsqrt": _falling(_rsqrt),
     "softplus": _monotone(lambda x: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))),
@@ -249,8 +258,7 @@ def power(value: Value, exponent: float, apply: Steps) -> Value:
     else:
         low, high = np.full(len(value.low), -np.inf), np.full(len(value.low), np.inf)
         return replace(value.plain(), low=low, high=high, why=value.why or f"a power of {exponent:g}")
-    changed = replace(value, low=low, high=high, form=_applied(value.form, apply))
-    return changed if changed.form is not None else changed.plain()
+    return _noted(replace(value, low=low, high=high, terms=None), _applied(value.form, apply), value.places)
 
 
 def clamped(value: Value, least: float | None, most: float | None, apply: Steps) -> Value:
@@ -258,10 +266,8 @@ def clamped(value: Value, least: float | None, most: float | None, apply: Steps)
     low = np.clip(value.low, least, most) if (least, most) != (None, None) else value.low
     high = np.clip(value.high, least, most) if (least, most) != (None, None) else value.high
     finite = np.isfinite(low).all() and np.isfinite(high).all()
-    masked = value.masked and least is None
-    form = _applied(value.form, apply)
-    changed = replace(value, low=low, high=high, why=None if finite else value.why, masked=masked, form=form)
-    return changed if form is not None else changed.plain()
+    changed = replace(value, low=low, high=high, why=None if finite else value.why)
+    return _noted(changed, _applied(value.form, apply), value.places)
 
 
 # ---- two values --------------------------------------------------------------------------------------------------
@@ -277,7 +283,7 @@ def sum_of(one: Value, other: Value, apply: Callable[[Any, Any], Any]) -> Value:
     made = Value(
         unit,
         a.low + b.low if exact else np.where(np.isnan(low), -np.inf, low),
-        high,
+        np.where(np.isnan(high), np.inf, high),
         a.why or b.why,
         masked=a.masked or b.masked,
         order=_order(a, b),
@@ -321,7 +327,7 @@ def _scaled(form: Any, factor: Floats) -> Any:
         before, number = form.steps, float(factor[0])
         return Function(form.linear, lambda t: before(t) * number)
     if isinstance(form, Angle):
-        return Angle(form.space, form.number)
+        return form.times(factor)
     if isinstance(form, Shares) and (factor == factor[0]).all() and factor[0] > 0:
         return replace(form, total=form.total * float(factor[0]))
     if isinstance(form, Listed):
@@ -330,14 +336,13 @@ def _scaled(form: Any, factor: Floats) -> Any:
 
 
 def product_of(one: Value, other: Value, apply: Callable[[Any, Any], Any]) -> Value:
-    """one × other."""
+    """one × other. Masked entries stay masked if the factor is a positive constant."""
+    if not any(value.exact and (value.low > 0).all() for value in (one, other)):
+        one, other = one.opened(), other.opened()
     unit, (a, b) = aligned([one, other])
     if a.exact or b.exact:
         value, factor = (b, a) if a.exact else (a, b)
         made = times(value, factor.low)
-        if isinstance(value.form, Angle):  # frequencies make other angles of a position
-            pairs = np.arange(len(made.low))
-            made = replace(made, form=Angle(_space(value.form.space, factor), pairs))
         if made.form is None:
             made = made.plain()
         is_mask = not factor.stored and mask_of(factor.low).all() and (value.low >= 0).all() and (value.high <= 1).all()
@@ -355,29 +360,16 @@ def product_of(one: Value, other: Value, apply: Callable[[Any, Any], Any]) -> Va
     return made
 
 
-_spaces: dict[tuple[int, bytes], tuple[object, object]] = {}
-
-
-def _space(space: object, factor: Value) -> object:
-    """The angles of a position times these frequencies: the same for the same frequencies."""
-    key = (id(space), factor.low.tobytes())
-    if key not in _spaces:
-        _spaces[key] = (space, object())  # the old space is kept, so that its id is not used again
-    return _spaces[key][1]
-
-
 def quotient_of(one: Value, other: Value, apply: Callable[[Any, Any], Any], node: object) -> Value:
     """one / other; a value over the sum of its entries is a set of weights."""
     if other.exact and not (other.low == 0).any():
-        return product_of(
-            one, replace(other, low=(inverse := 1 / other.low), high=inverse), lambda a, b: apply(a, 1 / b)
-        )
-    if isinstance(other.form, Total) and other.form.of is node and (one.low >= 0).all():
-        axis = next(
-            (at for at, size in enumerate(other.shape) if size == 1 and one.shape[at] == other.form.count), None
-        )
-        if axis is not None:
-            return shares(one.shape, axis, complete=other.form.exact, order=one.order)
+        inverse = 1 / other.low
+        return product_of(one, replace(other, low=inverse, high=inverse), lambda a, b: apply(a, 1 / b))
+    total = other.form
+    if isinstance(total, Total) and total.of == node and (one.low >= 0).all() and not one.masked:
+        if _equal(other.places[0], numbered(one.shape, total.axis)):
+            return shares(one.shape, total.axis, complete=total.exact, order=one.order)
+    one, other = one.opened(), other.opened()
     inverse_low, inverse_high = _reciprocal(other.low, other.high)
     return product_of(one, replace(other.plain(), low=inverse_low, high=inverse_high), apply).plain()
 
@@ -388,16 +380,8 @@ def shares(shape: tuple[int, ...], axis: int, *, complete: bool = True, order: o
     view = [1] * len(shape)
     view[axis] = count
     unit = torch.arange(count).reshape(view).expand(shape)
-    others = [size if at != axis else 1 for at, size in enumerate(shape)]
-    place = torch.arange(math.prod(others)).reshape(others).expand(shape)
-    return Value(
-        unit,
-        np.zeros(count),
-        np.ones(count),
-        form=Shares(np.arange(count), count, 1.0, complete),
-        places=(place,),
-        order=order,
-    )
+    form = Shares(np.arange(count), count, 1.0, complete)
+    return Value(unit, np.zeros(count), np.ones(count), form=form, places=(numbered(shape, axis),), order=order)
 
 
 def either(one: Value, other: Value) -> Value:
@@ -451,11 +435,11 @@ def _sum_form(a: Value, b: Value, apply: Callable[[Any, Any], Any]) -> tuple[Any
     if a.exact or b.exact:
         value, shift = (b, a) if a.exact else (a, b)
         return _shifted(value.form, shift.low, value is b, apply), value.places
+    for choice, rows in ((a, b), (b, a)):
+        if isinstance(choice.form, Choice) and isinstance(rows.form, Listed):
+            same = _equal(choice.places[-1], rows.places[0])
+            return _listed_sum(choice.form, rows.form) if same else None, choice.places
     if not _same_places(a, b):
-        if isinstance(a.form, Choice) and isinstance(b.form, Listed):
-            return _listed_sum(a.form, b.form), a.places
-        if isinstance(b.form, Choice) and isinstance(a.form, Listed):
-            return _listed_sum(b.form, a.form), b.places
         return None, ()
     return _both(a.form, b.form, apply, _turned_sum), a.places
 
@@ -539,7 +523,7 @@ def _turned_sum(one: Any, other: Any) -> Rotated | None:
     if not (isinstance(one, Turned) and isinstance(other, Turned)) or one.wave.is_sine == other.wave.is_sine:
         return None
     cosine, sine = (other, one) if one.wave.is_sine else (one, other)
-    same = cosine.wave.angle.space is sine.wave.angle.space
+    same = cosine.wave.angle.space == sine.wave.angle.space
     if not same or not np.array_equal(cosine.wave.angle.number, sine.wave.angle.number):
         return None
     if not np.array_equal(cosine.wave.factor, sine.wave.factor) or cosine.linear.ball is not sine.linear.ball:
@@ -566,11 +550,12 @@ def activation_of(function: Function) -> tuple[str, float] | None:
 
 @cache
 def _grid() -> Tensor:
-    """Points at which functions are compared, denser around 0 and without symmetry."""
+    """Points at which functions are compared, denser around 0, and far beyond limits at which a function may change."""
     generator = torch.Generator().manual_seed(0)
     near = 6 * torch.rand(400, generator=generator, dtype=torch.float64) - 3
     far = 40 * torch.rand(200, generator=generator, dtype=torch.float64) - 20
-    return torch.cat([near, far, torch.tensor([0.0, 1.0, -1.0, 0.5, 25.0, -25.0], dtype=torch.float64)])
+    large = torch.logspace(1.3, 8, 50, dtype=torch.float64)
+    return torch.cat([near, far, large, -large, torch.tensor([0.0, 1.0, -1.0, 0.5], dtype=torch.float64)])
 
 
 def _same_places(a: Value, b: Value) -> bool:
@@ -594,7 +579,8 @@ def _order(a: Value, b: Value) -> object:
     if a.order is b.order:
         return a.order
     for value, rest in ((a, b), (b, a)):
-        if value.order is None and (value.unit.shape[0] == 1 or value.unit.stride(0) == 0) and not value.places:
+        alike = not value.places or isinstance(value.form, Listed)  # rows of a list are those of the rest
+        if value.order is None and alike and (value.unit.shape[0] == 1 or value.unit.stride(0) == 0):
             return rest.order  # the same in every row
     return CONFLICT
 
@@ -602,7 +588,9 @@ def _order(a: Value, b: Value) -> object:
 def scaled_by_root(value: Value, root: Value, node: object) -> Value | None:
     """value / √(mean of its squares + eps): no entry is larger than √(entries); None if it is something else."""
     form = root.form
-    if not isinstance(form, Squares) or not form.inverted or form.of is not node:
+    if not isinstance(form, Squares) or not form.inverted or form.of != node:
+        return None
+    if not _equal(root.places[0], numbered(value.shape, value.unit.ndim - 1)):
         return None
     most = math.sqrt(form.count) * (1 + 1e-12)
     unit, (a, _) = aligned([value.plain(), root.plain()])

@@ -20,7 +20,17 @@ from normscope.bounds.attention_scores import score_range
 from normscope.checks import Floats, as_floats
 from normscope.tensors.elementwise import Choice, Listed, Weighted, activation_of
 from normscope.tensors.linear_rows import EPS, Ball, Linear, ProductRows, StoredMatrix, widened
-from normscope.tensors.values import Function, Gated, Rotated, Shares, Value, interval_product, merged, patterns
+from normscope.tensors.values import (
+    Function,
+    Gated,
+    Rotated,
+    Shares,
+    Value,
+    interval_product,
+    merged,
+    numbered,
+    patterns,
+)
 
 MOST_PATTERNS = 64  # vectors of different units that a layer is applied to; beyond, they are merged
 MOST_FLOPS = 2e12  # of a layer's quadratic bound: a minute of one core
@@ -214,8 +224,10 @@ def experts_of(value: Value, matrices: Sequence[Layer], key: object, watch: Watc
     form = None if value.form is None else value.form.take(row)
     lows, highs, parts = [], [], []
     size = np.zeros(matrices[0].outputs)
+    rows_of = numbered(number.shape)[..., None]
+    sent = isinstance(form, Choice) and form.key is key and bool((value.places[-1] == rows_of).all())
     for expert, layer in enumerate(matrices):
-        part = form.parts[expert] if isinstance(form, Choice) and form.key is key else form
+        part = form.parts[expert] if sent else form
         low, high = value.low[row], value.high[row]
         low, high = interval_product(layer.matrix(), low, high)
         outputs, made = Outputs(layer, low, high, None), None
@@ -234,7 +246,7 @@ def experts_of(value: Value, matrices: Sequence[Layer], key: object, watch: Watc
     unit = torch.arange(channels).expand(*number.shape, channels)
     low, high = np.min(lows, axis=0), np.max(highs, axis=0)
     whole = None if any(part is None for part in parts) or not value.places else Choice(key, tuple(parts))
-    places = () if whole is None else (value.places[0][..., :1].expand(unit.shape),)
+    places = () if whole is None else tuple(each.expand(unit.shape) for each in (value.places[0][..., :1], rows_of))
     return Value(unit, low, high, _reason(value, low, high), whole, places, order=value.order, terms=size)  # type: ignore[arg-type]
 
 
@@ -244,9 +256,7 @@ def mixture(weights: Value, value: Value) -> Value | None:
     length = weights.shape[-1]
     if not isinstance(shares, Shares) or weights.masked:
         return None
-    place = weights.places[0]
-    row = shares.element[_thin_last(weights.unit)]
-    if not _constant(place, -1) or any(len(set(each)) < length for each in row):
+    if not parts_of_mean(weights, -1):
         return None
     shape = torch.broadcast_shapes(weights.shape[:-2], value.shape[:-2])
     value = value.moved(lambda entry: entry.expand(*shape, *entry.shape[-2:]))
@@ -267,6 +277,14 @@ def mixture(weights: Value, value: Value) -> Value | None:
         rows = torch.arange(int(np.prod(out[:-1]))).reshape(*out[:-1], 1)
         places = (rows.expand(out),)
     return Value(spread(value.unit), low, high, value.why, form, places)
+
+
+def parts_of_mean(weights: Value, axis: int) -> bool:
+    """Whether the entries along an axis are different weights of one mean."""
+    if not isinstance(weights.form, Shares) or not _constant(weights.places[0], axis):
+        return False
+    rows = weights.form.element[_thin_last(weights.unit.movedim(axis, -1))]
+    return all(len(set(each)) == weights.shape[axis] for each in rows)
 
 
 def mixed(ball: Ball) -> Ball:
@@ -345,6 +363,8 @@ def _turning(value: Value, units: Any, axis: int) -> Turning | None:
         return form.matrix(), form.offset, []
     if not isinstance(form, Rotated) or not _at_one_position(value, axis):
         return None
+    if form.first.rows is not form.second.rows:
+        return None
     # a pair: (cos·x + sin·y, cos·y − sin·x), up to the signs in which both are turned
     first, second = _identity(form.first), _identity(form.second)
     found = {}
@@ -359,8 +379,7 @@ def _turning(value: Value, units: Any, axis: int) -> Turning | None:
             return None
         if i < j:
             pairs.append((int(i), int(j)))
-    factor = np.abs(form.factor)
-    return form.first.matrix() * factor[:, None], form.first.offset * factor, pairs
+    return form.first.matrix() * form.factor[:, None], form.first.offset * form.factor, pairs
 
 
 def _at_one_position(value: Value, axis: int) -> bool:

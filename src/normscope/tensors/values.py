@@ -8,6 +8,7 @@
 is done to them as to the tensor. Axes along which they do not change have stride 0, and cost nothing.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,11 +50,15 @@ class Gated:
 class Angle:
     """Positions times frequencies: numbers of which nothing is known but that cos² + sin² is 1."""
 
-    space: object  # equal numbers within one space are equal angles, at one place
+    space: object  # equal numbers within equal spaces are equal angles, at one place
     number: Indices
 
     def take(self, which: Indices) -> "Angle":
         return replace(self, number=self.number[which])
+
+    def times(self, factor: Floats) -> "Angle":
+        """Angles of the same positions, with other frequencies."""
+        return Angle((self.space, self.number.tobytes(), factor.tobytes()), np.arange(len(factor)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +135,7 @@ class Value:
     why: str | None = None
     form: Form | None = None
     places: tuple[Tensor, ...] = ()  # of u, and of the angle where there is one
-    masked: bool = False  # entries may also be minus infinity, or the lowest number of the type
+    masked: bool = False  # entries may also be anything below, down to minus infinity
     order: object = None  # the unknown permutation that its first axis is in, if any
     stored: bool = False  # made of parameters
     terms: Floats | None = None  # the sum of the sizes of what was added up, where that is more than the bounds
@@ -158,6 +163,19 @@ class Value:
     def plain(self) -> "Value":
         """Without its form."""
         return replace(self, form=None, places=())
+
+    def opened(self) -> "Value":
+        """With masked entries within the bounds."""
+        if not self.masked:
+            return self
+        low = np.full(len(self.low), -np.inf)
+        return replace(self.plain(), low=low, high=self.high.copy(), why=self.why or "masked entries", masked=False)
+
+    @property
+    def numbers(self) -> Floats:
+        """The entries of a constant."""
+        assert self.exact
+        return np.asarray(self.low[self.unit.numpy()])
 
     def taken(self, which: Indices, unit: Tensor) -> "Value":
         """Units renumbered: unit k of the result is unit which[k]; places must have its shape already."""
@@ -198,6 +216,12 @@ def constant(values: Any, *, stored: bool = False) -> Value:
     )
     low = numbers.reshape(-1).numpy()
     return Value(torch.arange(low.size).reshape(numbers.shape), low, low, stored=stored)
+
+
+def numbered(shape: Sequence[int], axis: int | None = None) -> Tensor:
+    """A number for every entry; with an axis, the same for all entries along it."""
+    sizes = [1 if at == axis else size for at, size in enumerate(shape)]
+    return torch.arange(math.prod(sizes)).reshape(sizes).expand(tuple(shape))
 
 
 def mask_of(values: Floats) -> "np.ndarray[Any, np.dtype[np.bool_]]":
@@ -242,7 +266,8 @@ def joined_values(values: Sequence[Value], join: Callable[[list[Tensor]], Tensor
     low = np.concatenate([value.low for value in values])
     high = low if all(value.exact for value in values) else np.concatenate([value.high for value in values])
     values = _with_still_channels(values)
-    form = _joined_form(values)
+    orders = {value.order for value in values}
+    form = _joined_form(values) if len(orders) == 1 else None
     places: tuple[Tensor, ...] = ()
     if form is not None and len({len(value.places) for value in values}) == 1:
         places = tuple(join(list(parts)) for parts in zip(*(value.places for value in values), strict=True))
@@ -254,7 +279,8 @@ def joined_values(values: Sequence[Value], join: Callable[[list[Tensor]], Tensor
         form if places else None,
         places,
         any(value.masked for value in values),
-        values[0].order if len({value.order for value in values}) == 1 else None,
+        orders.pop() if len(orders) == 1 else None,
+        stored=any(value.stored for value in values),
         terms=None
         if all(value.terms is None for value in values)
         else np.concatenate([value.size for value in values]),
@@ -268,12 +294,12 @@ def _joined_form(values: Sequence[Value]) -> Form | None:
         return None
     if isinstance(first, Linear):
         return joined(forms)  # type: ignore[arg-type]
-    if isinstance(first, Angle) and all(form.space is first.space for form in forms):  # type: ignore[union-attr]
+    if isinstance(first, Angle) and all(form.space == first.space for form in forms):  # type: ignore[union-attr]
         return replace(first, number=np.concatenate([form.number for form in forms]))  # type: ignore[union-attr]
     if isinstance(first, Rotated):
         parts = [form for form in forms if isinstance(form, Rotated)]
         one, two = joined([form.first for form in parts]), joined([form.second for form in parts])
-        if one is not None and two is not None and all(form.angle.space is first.angle.space for form in parts):
+        if one is not None and two is not None and all(form.angle.space == first.angle.space for form in parts):
             number = np.concatenate([form.angle.number for form in parts])
             factor = np.concatenate([form.factor for form in parts])
             turned = np.concatenate([form.turned for form in parts])
@@ -339,20 +365,13 @@ def merged(value: Value, axes: Sequence[int]) -> Value:
     kept = [axis for axis in range(value.unit.ndim) if axis not in axes]
     if all(value.unit.stride(axis) == 0 or value.unit.shape[axis] == 1 for axis in axes):
         return value
-    rows = value.unit.permute([*kept, *axes]).reshape(-1, _count(value.unit, axes))
+    rows = value.unit.permute([*kept, *axes]).reshape(-1, math.prod(value.unit.shape[axis] for axis in axes))
     found, inverse = torch.unique(rows, dim=0, return_inverse=True)
     low, high = value.low[found.numpy()].min(axis=1), value.high[found.numpy()].max(axis=1)
     unit = inverse.reshape([value.unit.shape[axis] for axis in kept])
     for axis in sorted(axes):
         unit = unit.unsqueeze(axis)
     return Value(unit.expand(value.unit.shape), low, high, value.why, masked=value.masked, order=value.order)
-
-
-def _count(unit: Tensor, axes: Sequence[int]) -> int:
-    size = 1
-    for axis in axes:
-        size *= unit.shape[axis]
-    return size
 
 
 def _thin(entries: Tensor) -> Tensor:

@@ -7,8 +7,10 @@ known, and what depends on it says so, up to the next norm.
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,8 +26,22 @@ from normscope.models.graph_operations import COPIES, DROPOUTS, handed_on, is_fl
 from normscope.norm import Norm
 from normscope.tensors import elementwise as entries
 from normscope.tensors import products
-from normscope.tensors.linear_rows import Ball, Linear, NormRows
-from normscope.tensors.values import Angle, Value, Whole, aligned, anything, constant, joined_values, merged, within
+from normscope.tensors.linear_rows import Ball, Linear, NormRows, widened
+from normscope.tensors.values import (
+    Angle,
+    Shares,
+    Value,
+    Whole,
+    aligned,
+    anything,
+    constant,
+    interval_product,
+    joined_values,
+    mask_of,
+    merged,
+    numbered,
+    within,
+)
 
 Known = Value | Whole | tuple["Known", ...] | Any
 MOST_NUMBERS = 2**26  # of a constant that is held entry by entry
@@ -74,6 +90,7 @@ class Walk:
         self._graph, self._stored, self._norms, self._given = graph, stored, norms, dict(given or {})
         self._watch, self._scores = watch, scores
         self._made: dict[Node, Known] = {}
+        self._changes: Counter[Node] = Counter()  # in place, by the node whose memory is changed
 
     def steps(self) -> Iterator[tuple[Node, Known]]:
         """Every node with what is known of it, in the order in which they run; values are dropped after their last use."""
@@ -88,20 +105,26 @@ class Walk:
             self._made[node] = self._known(node)
             yield node, self._made[node]
             for changed in overwritten_by(node):
-                self._overwrite(changed, self._made[node])
+                self._overwrite(node, changed)
             for used in ends.get(node, ()):
                 self._made.pop(used, None)
 
-    def _overwrite(self, changed: Node, value: Known) -> None:
-        """After an operation in place the value that it changed is its result; other views of it are unknown."""
-        source: Node | None = changed
-        first = True
-        while source is not None:
-            if first:
-                self._made[source] = value
-            elif source in self._made and isinstance(self._made[source], Value):
-                self._made[source] = anything(_shape(source), f"{source.name} is changed in place through a view")
-            first, source = False, handed_on(source)
+    def _overwrite(self, node: Node, changed: Node) -> None:
+        """After an operation in place the value that it changed is its result; what shares numbers with it is unknown."""
+        storage = _storage(changed)
+        self._changes[storage] += 1
+        for other, known in self._made.items():
+            if known is not None and other is not node and _storage(other) is storage:
+                self._made[other] = self._unknown(other, f"{other.name} is changed in place through a view")
+        self._made[changed] = self._made[node]
+
+    def identity(self, node: Any) -> object:
+        """What tells the present numbers of a node apart from others: equal only for equal numbers."""
+        while isinstance(node, Node) and kind_of(node) in COPIES and not self._changes[_storage(node)]:
+            if self._changes[_storage(node.all_input_nodes[0])]:
+                break
+            node = node.all_input_nodes[0]
+        return (node, self._changes[_storage(node)]) if isinstance(node, Node) else object()
 
     def _known(self, node: Node) -> Known:
         if node.op == "placeholder":
@@ -114,8 +137,8 @@ class Walk:
             made = self._computed(node)
         except _Unknown as unknown:
             made = self._unknown(node, str(unknown))
-        except InputError:  # weights that are not finite, or can't be read
-            raise
+        except InputError as error:  # weights that are not finite, or can't be read
+            raise InputError(f"{self._graph.module_of(node) or node.name}: {error}") from None
         except (RuntimeError, IndexError, ValueError, TypeError, KeyError, AttributeError) as error:
             if DEBUG:
                 raise
@@ -157,10 +180,8 @@ class Walk:
     def _norm_output(self, node: Node, call: NormCall) -> Value:
         shape, norm = tuple(node.meta["val"].shape), call.norm
         axis = call.axis % len(shape)
-        view = [norm.size if at == axis else 1 for at in range(len(shape))]
-        unit = torch.arange(norm.size).reshape(view).expand(shape)
-        others = [1 if at == axis else size for at, size in enumerate(shape)]
-        place = torch.arange(math.prod(others)).reshape(others).expand(shape)
+        unit = along(norm.size, shape, axis)
+        place = numbered(shape, axis)
         ball = Ball(norm.size, call.name, norm.groups, source=node)
         form = Linear(
             NormRows(norm, ball), np.arange(norm.size), np.ones(norm.size), np.asarray(norm.bias, dtype=float)
@@ -180,7 +201,11 @@ class Walk:
         return argument
 
     def value(self, argument: Any) -> Value:
-        """An argument as a floating-point tensor."""
+        """An argument as a floating-point tensor, masked entries within its bounds."""
+        return self.with_mask(argument).opened()
+
+    def with_mask(self, argument: Any) -> Value:
+        """An argument as a floating-point tensor, of which entries may be masked."""
         known = self._made.get(argument) if isinstance(argument, Node) else argument
         if isinstance(known, Value):
             return known
@@ -222,7 +247,7 @@ class Walk:
         if not _has_floats(node):
             return self._whole_numbers(node)
         if kind in COPIES or (kind in DROPOUTS and node.args[2] is False):
-            return self.value(node.args[0])
+            return self.with_mask(node.args[0])
         if kind in entries.INTERVALS:
             return self._unary(node, kind)
         if self._is_move(node):
@@ -233,7 +258,11 @@ class Walk:
         return handed_on(node) is not None or kind_of(node) in MOVES
 
     def _move(self, node: Node) -> Known:
-        value = self.value(node.args[0])
+        value = self.with_mask(node.args[0])
+        if kind_of(node) == "as_strided":
+            raise _Unknown("a view by strides")
+        if kind_of(node) in CUTS and value.stored:
+            value = self._of_any_length(node, value)
 
         def move(entry: Tensor) -> Any:
             if kind_of(node) in ("view", "_unsafe_view"):  # strides of the entries are not those of the tensor
@@ -244,17 +273,27 @@ class Walk:
         if isinstance(moved, Tensor):
             return self._reordered(node, value, value.moved(move))
         places = [move(place) for place in value.places]
-        return tuple(
-            replace(value, unit=unit, places=tuple(place[at] for place in places)) for at, unit in enumerate(moved)
-        )
+        parts = [replace(value, unit=unit, places=tuple(each[at] for each in places)) for at, unit in enumerate(moved)]
+        return tuple(self._reordered(node, value, part) for part in parts)
+
+    def _of_any_length(self, node: Node, value: Value) -> Value:
+        """A stored table of which as many rows are taken as the input has entries: any row, for other inputs."""
+        sizes = zip(value.shape, _shape(node), strict=True)
+        axes = [at for at, (whole, part) in enumerate(sizes) if whole != part and part in self._lengths]
+        return merged(value, axes) if axes else value
+
+    @cached_property
+    def _lengths(self) -> set[int]:
+        """The sizes of the inputs' axes; 1 is most often not that of a sequence."""
+        inputs = [node for node in self._graph.nodes if node.name in self._graph.program.graph_signature.user_inputs]
+        return {size for node in inputs if isinstance(node.meta.get("val"), Tensor) for size in _shape(node)} - {1}
 
     def _reordered(self, node: Node, before: Value, after: Value) -> Value:
         """A value in an unknown order of rows keeps it only while its first axis is still these rows."""
-        if before.order is None or (
-            before.shape[:1] == after.shape[:1] and kind_of(node) not in ("transpose", "permute", "roll", "flip")
-        ):
+        moves_rows = kind_of(node) in ("transpose", "permute", "roll", "flip")
+        if before.order is None or (before.shape[:1] == after.shape[:1] and not moves_rows):
             return after
-        return replace(after.plain(), order=None) if after.unit.stride(0) == 0 else after.plain()
+        return replace(after.plain(), order=None)
 
     def _unary(self, node: Node, kind: str) -> Value:
         if kind == "gelu" and (node.kwargs.get("approximate") == "tanh" or "tanh" in node.args):
@@ -265,10 +304,11 @@ class Walk:
             return replace(value.plain(), low=low, high=high + 1.0)
         rest = node.args[1:]
         source = self.value(node.args[0])
-        if kind == "rsqrt" and isinstance(source.form, entries.Squares) and source.form.count:
-            plain = entries.unary(kind, torch.rsqrt, source.plain())
-            return _noted(plain, replace(source.form, inverted=True))
-        return entries.unary(kind, lambda t: node.target(t, *rest, **node.kwargs), self.value(node.args[0]))  # type: ignore[operator]
+        made = entries.unary(kind, lambda t: node.target(t.clone(), *rest, **node.kwargs), source)  # type: ignore[operator]
+        squares = source.form
+        if kind == "rsqrt" and isinstance(squares, entries.Squares) and squares.count and not squares.inverted:
+            return _noted(made, replace(squares, inverted=True), source.places[0])
+        return made
 
     def _whole_numbers(self, node: Node) -> Known:
         """Whole numbers and truth values: computed where all arguments are known."""
@@ -283,14 +323,22 @@ class Walk:
             if isinstance(found, (list, tuple)):
                 return tuple(_nothing(each, "") for each in found)
             return None
-        if any(each is not None and each.known is None for each in wholes) or kind_of(node).startswith("empty"):
+        kind = kind_of(node)
+        random = "rand" in kind or kind in ("bernoulli", "multinomial")
+        if any(each is not None and each.known is None for each in wholes) or kind.startswith("empty") or random:
+            return Whole(tuple(found.shape))
+        orders = {each.order for each in wholes if each is not None and each.order is not None}
+        if orders and not self._keeps_order(node, wholes):
             return Whole(tuple(found.shape))
         if any(each is None and isinstance(argument, tuple) for each, argument in zip(wholes, arguments, strict=True)):
             return Whole(tuple(found.shape))
 
         def concrete(each: Node) -> Any:
             known = self._made.get(each)
-            return self.whole(known).known if isinstance(known, (_Stored, Whole)) else known
+            if not isinstance(known, (_Stored, Whole)):
+                return known
+            numbers = self.whole(known).known
+            return numbers.clone() if numbers is not None and overwritten_by(node) else numbers
 
         args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), concrete)
         kwargs = {name: torch.device("cpu") if name == "device" else each for name, each in kwargs.items()}
@@ -298,9 +346,21 @@ class Walk:
         made = node.target(*args, **kwargs)  # type: ignore[operator]
         if not isinstance(made, Tensor):
             return tuple(Whole(tuple(each.shape), each) for each in made)
-        varies = kind_of(node) == "arange" or any(each is not None and each.varies for each in wholes)
-        orders = {each.order for each in wholes if each is not None and each.order is not None}
-        return Whole(tuple(made.shape), made, varies, orders.pop() if len(orders) == 1 else None)
+        cut = kind in CUTS and any(each is not None and each.shape != tuple(made.shape) for each in wholes)
+        varies = cut or not (kind in ENTRY_BY_ENTRY or self._is_move(node))
+        varies = varies or any(each is not None and each.varies for each in wholes)
+        return Whole(tuple(made.shape), made, varies, orders.pop() if orders else None)
+
+    def _keeps_order(self, node: Node, wholes: list[Whole | None]) -> bool:
+        """Whether whole numbers in an unknown order are in that order still: each was changed, or picked, by itself."""
+        ordered = [each for each in wholes if each is not None and each.order is not None]
+        others = [each for each in wholes if each is not None and each.order is None]
+        if len(ordered) > 1 or len(ordered[0].shape) != 1 or _shape(node)[:1] != ordered[0].shape:
+            return False
+        if kind_of(node) == "index":  # rows of something else
+            return wholes[0] is not ordered[0] and isinstance(node.args[1], (list, tuple)) and len(node.args[1]) == 1
+        numbers = all(math.prod(each.shape) == 1 for each in others)
+        return numbers and (kind_of(node) in ENTRY_BY_ENTRY or kind_of(node) in COPIES)
 
     def _layer(self, node: Node) -> tuple[Value, products.Layer] | None:
         """The value and the stored matrix of a product, as the graph knows it."""
@@ -375,20 +435,37 @@ class _Stored:
 
 
 DEBUG = False
-MOVES = {
-    "roll",
-    "flip",
-    "repeat_interleave",
-    "tile",
-    "expand_as",
-    "numpy_T",
-    "t",
-    "unflatten",
-    "unfold",
-    "meshgrid",
-    "tril",
-    "triu",
-} - {"tril", "triu"}
+MOVES = {"roll", "flip", "repeat_interleave", "tile", "expand_as", "numpy_T", "t", "unflatten", "unfold", "meshgrid"}
+CUTS = {"slice", "narrow"}
+OWN_COPIES = {"clone", "_to_copy", "lift_fresh_copy", "repeat"}
+ENTRY_BY_ENTRY = COMPARISONS | {
+    "add", "sub", "rsub", "mul", "div", "floor_divide", "remainder", "neg", "abs", "sign", "clamp", "clamp_min",
+    "minimum", "maximum", "where", "masked_fill", "index", "cat", "stack", "bitwise_and", "bitwise_or", "logical_or",
+    "zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full",
+}  # fmt: skip
+
+
+def _storage(node: Node) -> Node:
+    """The node whose memory a node may share."""
+    while True:
+        source = next(iter(overwritten_by(node)), None)
+        if source is None and kind_of(node) not in OWN_COPIES:
+            source = handed_on(node)
+        if source is None:
+            return node
+        node = source
+
+
+def along(count: int, shape: tuple[int, ...], axis: int) -> Tensor:
+    """Units that are numbered along one axis."""
+    return torch.arange(count).reshape([count if at == axis else 1 for at in range(len(shape))]).expand(shape)
+
+
+def argument(node: Node, name: str, default: Any = None) -> Any:
+    """An argument of an operation of torch, however it was given."""
+    names = [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    return given.get(name, default)
 
 
 def as_value(whole: Whole) -> Value:
@@ -401,10 +478,7 @@ def as_value(whole: Whole) -> Value:
         return constant(whole.known)
     least = 0.0 if whole.known.numel() and int(whole.known.min()) >= 0 else -np.inf
     value = within(whole.shape, least, np.inf, "positions, which have no largest")
-    return replace(value, form=Angle(ANGLES, np.zeros(1, dtype=np.intp)), places=(whole.known.long(),))
-
-
-ANGLES = object()
+    return replace(value, form=Angle(whole, np.zeros(1, dtype=np.intp)), places=(whole.known.long(),))
 
 
 def _nothing(value: Any, why: str) -> Known:
@@ -435,50 +509,39 @@ def _has_floats(node: Node) -> bool:
 def _add(walk: Walk, node: Node) -> Known:
     if not _has_floats(node):
         return walk._whole_numbers(node)
-    one, other = walk.value(node.args[0]), walk.value(node.args[1])
-    if (factor := node.kwargs.get("alpha", 1)) != 1:
-        other = entries.times(other, np.full(len(other.low), float(factor)))  # type: ignore[arg-type]
+    one, other = walk.with_mask(node.args[0]), walk.with_mask(node.args[1])
+    if (factor := argument(node, "alpha", 1)) != 1:
+        other = entries.product_of(other, constant(float(factor)), operator.mul)
     return entries.sum_of(one, other, operator.add)
 
 
 def _sub(walk: Walk, node: Node) -> Known:
     if not _has_floats(node):
         return walk._whole_numbers(node)
-    one, other = walk.value(node.args[0]), walk.value(node.args[1])
+    one, other = walk.with_mask(node.args[0]), walk.with_mask(node.args[1])
     if kind_of(node) == "rsub":
         one, other = other, one
-    if isinstance(other.form, entries.Total) or (one.masked and not other.exact):
-        return replace(
-            one.plain(),
-            low=np.full(len(one.low), -np.inf),
-            high=np.full(len(one.low), np.inf),
-            why=one.why or "a difference of masked values",
-        )
-    return entries.sum_of(one, entries.times(other, -np.ones(len(other.low))), operator.add)
+    factor = constant(-float(argument(node, "alpha", 1)))
+    return entries.sum_of(one, entries.product_of(other, factor, operator.mul), operator.add)
 
 
 def _mul(walk: Walk, node: Node) -> Known:
     if not _has_floats(node):
         return walk._whole_numbers(node)
-    one, other = walk.value(node.args[0]), walk.value(node.args[1])
+    one, other = walk.with_mask(node.args[0]), walk.with_mask(node.args[1])
     for value, root, source in ((one, other, node.args[0]), (other, one, node.args[1])):
-        if (scaled := entries.scaled_by_root(value, root, _origin(source))) is not None:
+        if (scaled := entries.scaled_by_root(value, root, walk.identity(source))) is not None:
             return scaled
     return entries.product_of(one, other, operator.mul)
 
 
-def _origin(value: object) -> object:
-    """The node whose numbers a node has, behind casts."""
-    while isinstance(value, Node) and kind_of(value) in COPIES:
-        value = value.args[0]
-    return value
-
-
 def _div(walk: Walk, node: Node) -> Known:
-    if not _has_floats(node) or node.kwargs.get("rounding_mode") is not None:
-        return walk._whole_numbers(node) if not _has_floats(node) else walk._unknown(node, "a rounded quotient")
-    one, other = walk.value(node.args[0]), walk.value(node.args[1])
-    return entries.quotient_of(one, other, operator.truediv, node.args[0])
+    if not _has_floats(node):
+        return walk._whole_numbers(node)
+    if node.kwargs.get("rounding_mode") is not None:
+        raise _Unknown("a rounded quotient")
+    one, other = walk.with_mask(node.args[0]), walk.with_mask(node.args[1])
+    return entries.quotient_of(one, other, operator.truediv, walk.identity(node.args[0]))
 
 
 def _pow(walk: Walk, node: Node) -> Known:
@@ -486,20 +549,20 @@ def _pow(walk: Walk, node: Node) -> Known:
     if not isinstance(exponent, (int, float)):
         return walk._unknown(node, "a power with a computed exponent")
     made = entries.power(walk.value(node.args[0]), float(exponent), lambda t: torch.pow(t, exponent))
-    if made.form is None and exponent == 2:
-        return _noted(made, entries.Squares(_origin(node.args[0])))
-    if isinstance(made.form, entries.Squares) and exponent == -0.5:
-        return _noted(made, replace(made.form, inverted=True))
-    return made
-
-
-def _noted(value: Value, form: object) -> Value:
-    return replace(value, form=form, places=())  # type: ignore[arg-type]
+    return made if exponent != 2 else _with_squares(walk, node, made)
 
 
 def _square_of(walk: Walk, node: Node) -> Known:
-    made = entries.unary("square", torch.square, walk.value(node.args[0]))
-    return made if made.form is not None else _noted(made, entries.Squares(_origin(node.args[0])))
+    return _with_squares(walk, node, entries.unary("square", torch.square, walk.value(node.args[0])))
+
+
+def _with_squares(walk: Walk, node: Node, made: Value) -> Value:
+    """The squares of values without a form are remembered as that."""
+    return made if made.form else _noted(made, entries.Squares(walk.identity(node.args[0])), numbered(made.shape))
+
+
+def _noted(value: Value, form: object, place: Tensor) -> Value:
+    return replace(value, form=form, places=(place,))  # type: ignore[arg-type]
 
 
 def _clamp(walk: Walk, node: Node) -> Known:
@@ -515,31 +578,34 @@ def _clamp(walk: Walk, node: Node) -> Known:
 def _where(walk: Walk, node: Node) -> Known:
     if not _has_floats(node):
         return walk._whole_numbers(node)
-    made = entries.either(*(walk.value(each) for each in node.args[1:3]))
+    made = entries.either(*(walk.with_mask(each) for each in node.args[1:3]))
     return made.moved(lambda entry: entry.expand(_shape(node)))
 
 
 def _masked_fill(walk: Walk, node: Node) -> Known:
     if not _has_floats(node):
         return walk._whole_numbers(node)
-    value, filled = walk.value(node.args[0]), walk.value(node.args[2])
-    kept = entries.either(value, filled).moved(lambda entry: entry.expand(_shape(node)))
-    return replace(kept, form=value.form, places=value.places) if kept.masked and kept.unit is value.unit else kept
+    value, filled = walk.with_mask(node.args[0]), walk.with_mask(node.args[2])
+    return entries.either(value, filled).moved(lambda entry: entry.expand(_shape(node)))
 
 
 def _extreme(walk: Walk, node: Node) -> Known:
     """maximum, minimum of two values."""
     if not _has_floats(node):
         return walk._whole_numbers(node)
-    unit, (a, b) = aligned([walk.value(node.args[0]), walk.value(node.args[1])])
-    pick = np.maximum if kind_of(node) == "maximum" else np.minimum
-    return Value(unit, pick(a.low, b.low), pick(a.high, b.high), a.why or b.why, masked=a.masked and b.masked)
+    values = [walk.with_mask(node.args[0]), walk.with_mask(node.args[1])]
+    largest = kind_of(node) in ("maximum", "max")
+    if largest and any(value.exact and not value.stored and mask_of(value.low).all() for value in values):
+        return entries.either(*values)  # masked entries are so at the lowest number
+    unit, (a, b) = aligned([value.opened() for value in values])
+    pick = np.maximum if largest else np.minimum
+    return Value(unit, pick(a.low, b.low), pick(a.high, b.high), a.why or b.why)
 
 
 def _cat(walk: Walk, node: Node) -> Known:
     if not _has_floats(node):
         return walk._whole_numbers(node)
-    parts = [walk.value(each) for each in node.args[0]]  # type: ignore[union-attr]
+    parts = [walk.with_mask(each) for each in node.args[0]]  # type: ignore[union-attr]
     parts = [part for part in parts if part.shape != (0,)]
     rest = node.args[1:]
     join = torch.stack if kind_of(node) == "stack" else torch.cat
@@ -551,22 +617,13 @@ def _made_alike(walk: Walk, node: Node) -> Known:
     """zeros, ones, full and their like."""
     kind = kind_of(node)
     value = node.meta["val"]
+    fill = 0 if "zeros" in kind else 1 if "ones" in kind else argument(node, "fill_value", argument(node, "s"))
     if not value.is_floating_point():
-        fill = 0 if "zeros" in kind or "empty" in kind else 1
-        if "full" in kind:
-            fill = next((each for each in node.args[1:] if isinstance(each, (int, float, bool))), None)  # type: ignore[assignment]
-        if fill is None or "empty" in kind:
-            return Whole(tuple(value.shape))
-        return Whole(tuple(value.shape), torch.full(value.shape, fill, dtype=value.dtype))
+        known = isinstance(fill, (int, float, bool)) and "empty" not in kind
+        return Whole(tuple(value.shape), torch.full(value.shape, fill, dtype=value.dtype) if known else None)
     if "empty" in kind or "rand" in kind:
-        return walk._unknown(node, "a tensor without values" if "empty" in kind else "random numbers")
-    number = 0.0 if "zeros" in kind else 1.0
-    if "full" in kind:
-        number = node.args[1]  # type: ignore[assignment]
-        if not isinstance(number, (int, float)):
-            return walk.value(number).moved(lambda entry: entry.expand(value.shape))
-    one = constant(float(number))
-    return one.moved(lambda entry: entry.expand(value.shape))
+        raise _Unknown("a tensor without values" if "empty" in kind else "random numbers")
+    return walk.value(fill).moved(lambda entry: entry.expand(value.shape))
 
 
 def _embedding(walk: Walk, node: Node) -> Known:
@@ -603,7 +660,7 @@ def _linear(walk: Walk, node: Node) -> Known:
     bias = node.args[2] if kind == "linear" and len(node.args) > 2 else node.args[0] if kind == "addmm" else None
     if bias is not None:
         name = walk._graph.stored_name(bias) if isinstance(bias, Node) else None
-        layer = replace(layer, bias=walk.value(bias).low, bias_name=name)
+        layer = replace(layer, bias=walk.value(bias).numbers, bias_name=name)
     return products.layer_of(value, layer, walk._seen(node))
 
 
@@ -655,16 +712,19 @@ def _attention(walk: Walk, node: Node) -> Known:
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     scores = products.scores_of(query, key.moved(lambda entry: entry.transpose(-1, -2)))
     scores = entries.times(scores, np.full(len(scores.low), scale))
+    if given.get("dropout_p"):
+        raise _Unknown("attention with dropout")
     mask = given.get("attn_mask")
-    complete = True
+    complete = True  # a row that sees nothing gets zeros
     if mask is not None:
         known = walk._made.get(mask)
         if isinstance(known, Whole):
-            # a row that sees nothing gets zeros
             complete = known.known is not None and bool(known.known.any(dim=-1).all())
         else:
-            scores = entries.sum_of(scores, walk.value(mask), operator.add)
-            complete = not walk.value(mask).masked or mask in walk._graph.constants
+            added = walk.with_mask(mask)
+            scores = entries.sum_of(scores, added, operator.add)
+            numbers = added.numbers if added.exact else np.where(added.masked, -np.inf, added.low[added.unit.numpy()])
+            complete = bool((numbers > -np.inf).any(axis=-1).all())
     if walk._scores is not None:
         walk._scores(node, scores)
     weights = entries.shares((*scores.shape,), len(scores.shape) - 1, complete=complete)
@@ -674,7 +734,7 @@ def _attention(walk: Walk, node: Node) -> Known:
 
 
 def _softmax(walk: Walk, node: Node) -> Known:
-    value = walk.value(node.args[0])
+    value = walk.with_mask(node.args[0])
     axis = int(node.args[1]) % len(value.shape)  # type: ignore[arg-type]
     return entries.shares(value.shape, axis, order=value.order if axis else None)
 
@@ -689,16 +749,13 @@ def _reduce(walk: Walk, node: Node) -> Known:
     keep = bool(node.args[2]) if len(node.args) > 2 else bool(node.kwargs.get("keepdim", False))
     made = products.summed(value, axes, keep, mean=kind_of(node) == "mean")
     if kind_of(node) == "sum" and keep and len(axes) == 1 and (value.low >= 0).all():
-        total = entries.Total(node.args[0], value.shape[axes[0]])
-        made = _noted(made, total)
+        axis = axes[0] % value.unit.ndim
+        made = _noted(made, entries.Total(walk.identity(node.args[0]), axis), numbered(made.shape))
     squares = value.form
-    if (
-        kind_of(node) == "mean"
-        and isinstance(squares, entries.Squares)
-        and keep
-        and axes in ([-1], [value.unit.ndim - 1])
-    ):
-        made = _noted(made, replace(squares, count=value.shape[-1]))
+    last = keep and axes in ([-1], [value.unit.ndim - 1])
+    if kind_of(node) == "mean" and last and isinstance(squares, entries.Squares) and not squares.count:
+        if bool((value.places[0] == numbered(value.shape)).all()):
+            made = _noted(made, replace(squares, count=value.shape[-1]), numbered(made.shape))
     return made
 
 
@@ -719,37 +776,29 @@ def _norm_of(walk: Walk, node: Node) -> Known:
 def _largest(walk: Walk, node: Node) -> Known:
     """max, min, topk, sort along an axis: some entries of it; and whole numbers."""
     found = node.meta["val"]
-    value = walk.value(node.args[0]) if _has_floats(node) else None
     kind = kind_of(node)
+    if kind in ("max", "min") and len(node.args) > 1 and isinstance(node.args[1], Node):
+        return _extreme(walk, node)
+    value = walk.with_mask(node.args[0]) if _has_floats(node) else None
     if not isinstance(found, (list, tuple)):
         if value is None:
             return walk._whole_numbers(node)
-        low, high = value.hull()
-        return within(found.shape, low, high, value.why)
+        return replace(within(found.shape, *value.hull(), value.why), masked=value.masked)
     if value is None:
         if kind == "sort":
             size = tuple(found[1].shape)
             known = torch.arange(size[0]) if len(size) == 1 else None
             return Whole(size), Whole(size, known, varies=True, order=node)
         return tuple(Whole(tuple(each.shape)) for each in found)
-    axis = -1 if kind in ("topk", "sort") else int(node.args[1])  # type: ignore[arg-type]
-    if kind == "topk" and len(node.args) > 2:
-        axis = int(node.args[2])  # type: ignore[arg-type]
-    common = merged(value, [axis])
+    shape, axis = tuple(found[0].shape), int(argument(node, "dim", -1)) % value.unit.ndim
+    common = merged(value.plain(), [axis])
     picked = common.unit.narrow(axis, 0, 1)
-    if tuple(found[0].shape) != tuple(picked.shape):
-        axis_at = axis % common.unit.ndim
-        picked = (
-            picked.expand([found[0].shape[at] if at == axis_at else size for at, size in enumerate(picked.shape)])
-            if found[0].ndim == picked.ndim
-            else picked.squeeze(axis)
-        )
-    shares = value.form
-    first = replace(common.plain(), unit=picked)
-    if kind == "topk" and isinstance(shares, products.Shares) and shares.complete:
+    picked = picked.expand(shape) if len(shape) == picked.ndim else picked.squeeze(axis)
+    first = replace(common, unit=picked)
+    if kind == "topk" and isinstance(value.form, Shares) and products.parts_of_mean(value, axis):
         # the largest of weights are weights again, of sum at most their total
-        less = entries.shares(tuple(found[0].shape), axis % common.unit.ndim, complete=False, order=value.order)
-        first = entries.times(less, np.full(len(less.low), shares.total))
+        less = entries.shares(shape, axis, complete=False, order=value.order)
+        first = entries.times(less, np.full(len(less.low), value.form.total))
     return first, Whole(tuple(found[1].shape))
 
 
@@ -781,13 +830,15 @@ def _index(walk: Walk, node: Node) -> Known:
     value = walk.value(node.args[0])
     if all(each.known is not None and not each.varies for each in given):
         known = tuple(slice(None) if each is None else each.known for each in wholes)
-        return value.moved(lambda entry: entry[known])
+        moved = value.moved(lambda entry: entry[known])
+        return moved if value.order is None else replace(moved.plain(), order=None)
     if len(given) == 1 and wholes[0] is given[0] and given[0].known is not None:
         return _in_order(value, given[0])
     if len(given) == 1 and wholes[0] is given[0] and value.exact and len(given[0].shape) == 1:
         rows = products.listed(value, picks[0])  # type: ignore[index]
         shape = (given[0].shape[0], *rows.shape)
-        return replace(rows.moved(lambda entry: entry.expand(shape)), places=())
+        row = along(shape[0], shape, 0)
+        return replace(rows.moved(lambda entry: entry.expand(shape)), places=(row,))
     axes = [at for at, each in enumerate(wholes) if each is not None]
     common = merged(value.plain(), axes)
     shape = _shape(node)
@@ -807,6 +858,9 @@ def _in_order(value: Value, rows: Whole) -> Value:
     """Rows that are known but for an unknown order, or that are put back into their own."""
     assert rows.known is not None
     if value.order is not None and rows.inverse_of is value.order:
+        value = (
+            value.plain() if isinstance(value.form, entries.Choice) else value
+        )  # rows are no longer those of experts
         return replace(value.moved(lambda entry: entry[rows.known]), order=None)
     if value.unit.stride(0) != 0 and value.shape[0] > 1:
         kept = merged(value, [0])
@@ -843,7 +897,7 @@ def _copied(walk: Walk, node: Node) -> Known:
 def _to(walk: Walk, node: Node) -> Known:
     known = walk._made.get(node.args[0])  # type: ignore[arg-type]
     if _has_floats(node):
-        return known if isinstance(known, _Stored) and known.floating else walk.value(node.args[0])
+        return known if isinstance(known, _Stored) and known.floating else walk.with_mask(node.args[0])
     if isinstance(known, (Whole, _Stored)):
         whole = walk.whole(known)
         dtype = node.meta["val"].dtype
@@ -855,10 +909,9 @@ def _pad(walk: Walk, node: Node) -> Known:
     if not _has_floats(node):
         return walk._whole_numbers(node)
     value = walk.value(node.args[0])
-    mode = node.args[2] if len(node.args) > 2 and isinstance(node.args[2], str) else "constant"
-    if mode != "constant":
+    if (mode := argument(node, "mode", "constant")) != "constant":
         raise _Unknown(f"padding of kind {mode}")
-    fill = next((float(each) for each in node.args[2:] if isinstance(each, (int, float))), 0.0)
+    fill = float(argument(node, "value") or 0.0)
     pads, extra = list(node.args[1]), len(value.low)  # type: ignore[call-overload]
     unit = torch.nn.functional.pad(value.unit, pads, value=extra)
     return Value(unit, np.append(value.low, fill), np.append(value.high, fill), value.why, masked=value.masked)
@@ -899,17 +952,14 @@ def _convolution(walk: Walk, node: Node) -> Known:
         rows = slice(group * len(weight) // groups, (group + 1) * len(weight) // groups)
         columns = slice(group * len(low) // groups, (group + 1) * len(low) // groups)
         matrix = weight[rows].reshape(rows.stop - rows.start, -1)
-        parts.append(
-            products.interval_product(matrix, np.repeat(low[columns], window), np.repeat(high[columns], window))
-        )
+        parts.append(interval_product(matrix, np.repeat(low[columns], window), np.repeat(high[columns], window)))
     low, high = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
     if len(node.args) > 2 and node.args[2] is not None:
-        bias = walk.value(node.args[2]).low
-        low, high = low + bias, high + bias
+        bias = walk.value(node.args[2]).numbers
+        low, high = widened(low + bias, high + bias, np.abs(bias))
     shape = _shape(node)
-    view = [len(low) if at == len(shape) - space - 1 else 1 for at in range(len(shape))]
     why = None if np.isfinite(low).all() and np.isfinite(high).all() else value.why
-    return Value(torch.arange(len(low)).reshape(view).expand(shape), low, high, why)
+    return Value(along(len(low), shape, len(shape) - space - 1), low, high, why)
 
 
 def _einsum(walk: Walk, node: Node) -> Known:
