@@ -37,8 +37,27 @@ SMALL = {
     "language-model": {"vocabulary": 260, "length": 24, "batch": 2, "steps": 4, "epoch": 2, "sequences": 2},
     "bert-no-norm": {"vocabulary": 280, "epochs": 2},
     "random-labels": {"images": 20, "side": 4, "width": 8, "depth": 2, "groups": [2], "epochs": 2},
-    "vit": {"width": 16, "layers": 1, "hidden": 8, "groups": 4, "patch": 8, "batch": 12, "epochs": 2},
-    "translation": {"vocabulary": 280, "width": 16, "layers": 1, "hidden": 8, "groups": 4, "batch": 10, "epochs": 2},
+    "vit": {
+        "width": 16,
+        "layers": 1,
+        "hidden": 8,
+        "group_channels": [4, 8],
+        "patch": 8,
+        "batch": 12,
+        "epochs": 2,
+        "choosing_seeds": 1,
+    },
+    "translation": {
+        "vocabulary": 280,
+        "width": 16,
+        "layers": 1,
+        "hidden": 8,
+        "group_channels": [4, 8],
+        "batch": 10,
+        "epochs": 2,
+        "beam": 2,
+        "choosing_seeds": 1,
+    },
 }
 ONE_STEP = {  # what is left of the published set-up is its networks, optimizers and batches
     "majority": {"samples": 100, "steps": 1, "epoch": 1, "every": 1},
@@ -46,8 +65,8 @@ ONE_STEP = {  # what is left of the published set-up is its networks, optimizers
     "language-model": {"batch": 1, "steps": 1, "epoch": 1, "sequences": 1},
     "bert-no-norm": {"epochs": 1},
     "random-labels": {"epochs": 1},
-    "vit": {"epochs": 1},
-    "translation": {"epochs": 1},
+    "vit": {"epochs": 1, "group_channels": [8]},
+    "translation": {"epochs": 1, "group_channels": [8]},
 }
 
 
@@ -188,6 +207,7 @@ def test_what_an_experiment_does_not_know_is_refused(tmp_path, data):
     [
         ("vit", {"heads": 3}, "width must be a multiple of heads, got 64 and 3"),
         ("vit", {"epochs": 0}, "epochs must be above 0 and like 36, got 0"),
+        ("translation", {"group_channels": [8, 20]}, "width must be a multiple of group_channels, got 96 and 20"),
         ("translation", {"warmup": -1}, "warmup must be above 0 and like 500, got -1"),
         ("random-labels", {"groups": [4, 3]}, "width must be a multiple of groups, got 128 and 3"),
         ("majority", {"steps": 150}, "steps must be a multiple of epoch, got 150 and 100"),
