@@ -23,6 +23,7 @@ from normscope_lab.loaders.parallel import read_parallel
 from normscope_lab.loaders.plain_texts import whole_text
 from normscope_lab.training.image_task import MARGIN, packed, resampled, shifted
 from normscope_lab.training.key_inputs import in_plane, seen_by, unselectable
+from normscope_lab.training.linear_map import least_loss_map
 from normscope_lab.training.majority_task import VARIANTS, WITHOUT_SHORT, Batches, Majority, loss_of, sequences
 from normscope_lab.training.training_loop import cosine_decay, linear_decay, root_decay
 from normscope_lab.training.transformer import Attention, Block, DecoderBlock, FeedForward
@@ -87,6 +88,25 @@ def test_differences_are_resampled_over_seeds_and_images():
     low, high = resampled([packed(row) for row in right], [packed(row) for row in worse], 400)
     assert 5 < low < 100 * (right.mean() - worse.mean()) < high < 15
     assert resampled([packed(row) for row in right], [packed(row) for row in right], 400) == (0, 0)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.01])
+def test_no_linear_map_has_a_lower_loss(penalty):
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(200, 5)), draw.integers(0, 3, 200)
+    found = least_loss_map(x, y, 3, penalty)
+    assert found.gradient <= 1e-6
+
+    def loss(weight, bias):
+        fit = nn.functional.cross_entropy(torch.from_numpy(x @ weight + bias), torch.from_numpy(y)).item()
+        return fit + penalty / 2 * (weight**2).sum()
+
+    assert loss(found.weight, found.bias) == pytest.approx(found.loss)
+    for _ in range(100):
+        step = 10 ** draw.uniform(-4, 0)
+        assert (
+            loss(found.weight + step * draw.normal(size=(5, 3)), found.bias + step * draw.normal(size=3)) > found.loss
+        )
 
 
 def test_mnist_in_its_own_format_is_what_the_archive_has(tmp_path):
