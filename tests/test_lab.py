@@ -47,6 +47,13 @@ SMALL = {
         "learning_rates": [1e-2, 1e-3],
         "choosing_seeds": 1,
     },
+    "conv-net": {
+        "widths": [8, 16],
+        "side": 8,
+        "batch": 12,
+        "learning_rates": [0.05],
+        "epochs": 2,
+    },
     "vit": {
         "width": 16,
         "layers": 1,
@@ -75,6 +82,7 @@ ONE_STEP = {  # what is left of the published set-up is its networks, optimizers
     "language-model": {"batch": 1, "steps": 1, "epoch": 1, "sequences": 1},
     "bert-no-norm": {"epochs": 1},
     "random-labels": {"epochs": [1], "learning_rates": [1e-3], "batches": [128], "side": 2},
+    "conv-net": {"epochs": 1, "learning_rates": [0.05], "side": 8},
     "vit": {"epochs": 1, "group_channels": [8]},
     "translation": {"epochs": 1, "group_channels": [8]},
 }
@@ -141,7 +149,11 @@ def test_an_experiment_stopped_after_an_epoch_ends_as_one_that_was_not(name, tmp
             break
         except KeyboardInterrupt:
             interruptions += 1
-    cells = [path for path in (tmp_path / "parts" / "cells").glob("*.json") if "best-linear-map" not in path.name]
+    cells = [
+        path
+        for path in (tmp_path / "parts" / "cells").glob("*.json")
+        if path.name.count("best-linear") + path.name.count("logistic") == 0
+    ]
     assert interruptions == len(cells)
     assert (tmp_path / "parts" / "results.csv").read_bytes() == (tmp_path / "whole" / "results.csv").read_bytes()
 
@@ -222,6 +234,7 @@ def test_what_an_experiment_does_not_know_is_refused(tmp_path, data):
         ("translation", {"warmup": -1}, "warmup must be above 0 and like 500, got -1"),
         ("random-labels", {"groups": [4, 3]}, "width must be a multiple of groups, got 64 and 3"),
         ("random-labels", {"datasets": ["letters"]}, "datasets must be of cifar10, mnist, got letters"),
+        ("conv-net", {"widths": [8, 20]}, "widths must be multiples of 8, got 20"),
         ("majority", {"steps": 150}, "steps must be a multiple of epoch, got 150 and 100"),
         ("majority", {"every": 30}, "epoch must be a multiple of every, got 100 and 30"),
         ("majority-3d", {"width": 4}, "width must be 3, as it is drawn in space, got 4"),
