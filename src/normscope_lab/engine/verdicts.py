@@ -28,7 +28,7 @@ class Compared:
     effect: float | None = None  # that the paper states
     unit: str = ""
     rule: str = ""  # what there is to say beyond `RULE`
-    missing: str = ""  # what else would be needed to decide it
+    missing: str = ""  # what is needed before it can be decided, if anything is
 
 
 def decided(claims: Sequence[Compared], differences: str) -> list[Finding]:
@@ -37,14 +37,14 @@ def decided(claims: Sequence[Compared], differences: str) -> list[Finding]:
     rule = RULE + (f", by Holm's correction for {len(claims)} claims" if len(claims) > 1 else "")
     findings = []
     for claim, chance in zip(claims, together, strict=True):
-        holds = _verdict(claim.difference, claim.effect, chance)
+        holds = None if claim.missing else _verdict(claim.difference, claim.effect, chance)
         findings.append(
             Finding(
                 claim.claim,
                 claim.paper,
                 claim.ours,
                 holds,
-                "; ".join(filter(None, (rule, claim.rule))),
+                "; ".join(filter(None, (rule, claim.rule, _size(claim) if holds else ""))),
                 differences,
                 power_of(claim.difference, claim.effect, claim.unit),
                 "" if holds is not None else _would_decide(claim),
@@ -80,7 +80,7 @@ def power_of(difference: Interval, effect: float | None, unit: str = "") -> str:
         return "none: one seed" if difference.count < 2 else "unknown: a seed diverged"
     if effect is None:
         return f"{POWER:.0%} for {least_effect(difference.deviation, difference.count):.2g}{unit}"
-    return f"{power(effect, difference.deviation, difference.count):.0%} for {effect:g}{unit}"
+    return f"{power(effect, difference.deviation, difference.count):.0%} for {effect:.3g}{unit}"
 
 
 def planned(what: str, effect: float, deviation: float, count: int, unit: str) -> str:
@@ -101,6 +101,14 @@ def _verdict(difference: Interval, effect: float | None, chance: float) -> bool 
     if effect is not None and difference.high < effect / 2:
         return False
     return False if difference.high < 0 and chance < 1 - LEVEL else None
+
+
+def _size(claim: Compared) -> str:
+    """Whether the size of the effect is that of the paper, where it states one."""
+    if claim.effect is None:
+        return ""
+    inside = claim.difference.low <= claim.effect <= claim.difference.high
+    return f"the published {claim.effect:.3g}{claim.unit} is {'in' if inside else 'out'}side the interval"
 
 
 def _would_decide(claim: Compared) -> str:
