@@ -59,7 +59,7 @@ def not_inferior(claim: str, ours: str, difference: Interval, margin: float, uni
     seen = power(margin, difference.deviation, difference.count)
     needed = _seeds(margin, difference)
     return Finding(
-        claim,
+        f"{claim} by {margin:.1f}{unit} or more",
         "not in the paper",
         ours,
         holds,

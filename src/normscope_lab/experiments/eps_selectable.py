@@ -104,7 +104,7 @@ class EpsSelectable(Experiment):
                 ),
                 all(abs(shares[count][0] - chance[count]) < 0.05 for count in shares) and certified,
                 "less than 5 points apart for every number of keys",
-                power=EXACT,
+                power=f"standard error below {50 / (settings['sets'] * min(settings['counts'])) ** 0.5:.1f} points",
             ),
         ]
 
