@@ -85,6 +85,10 @@ def test_an_output_outside_the_ellipsoid_is_seen():
     row = {"model": "demo", "norm": "norm", **norm_row(norm, inputs, norm(inputs))}
     assert judged("norm-outputs", [row]) == ["holds"] * 3
     assert judged("norm-outputs", [row, {**row, "radius_largest": 1.01}])[0] == "does not hold"
+    rounded = {**row, **norm_row(norm, inputs, norm(inputs).astype(np.float32).astype(float))}
+    assert 1e-9 < rounded["rounding"] < 1e-6
+    assert judged("norm-outputs", [row, {**row, "radius_largest": 1 + 1e-7, "rounding": 1e-7}])[0] == "holds"
+    assert judged("norm-outputs", [row, {**row, "radius_largest": 1.01, "rounding": 0.02}])[0] == "does not hold"
     assert judged("norm-outputs", [row, {**row, "off_plane": 0.1}])[1] == "does not hold"
     assert judged("norm-outputs", [row, {**row, "near": 0.4}])[2] == "does not hold"
 

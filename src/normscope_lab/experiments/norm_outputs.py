@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROUNDING = 1e-9
+SINGLE = 1e-5  # more than float32 rounds
 SHOWN = Norm(gain=[0.6, 1.0, 1.6], bias=[0.3, 0.0, 0.2], eps=1e-2)  # the norm that is drawn step by step
 STEPS = ("inputs", "projected", "scaled", "gain and bias")
 
@@ -48,6 +49,7 @@ class NormOutputs(Experiment):
 
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:
         radius, off = (max(_number(row, name) for row in rows) for name in ("radius_largest", "off_plane"))
+        rounding = max(_number(row, "rounding") for row in rows)
         outputs = sum(int(row["tokens"] or 0) for row in rows)
         where = f"{outputs:,} outputs of {len(rows)} norms of {len(settings['models'])} models"
         models = ", ".join(settings["models"])
@@ -55,17 +57,19 @@ class NormOutputs(Experiment):
             Finding(
                 "outputs lie inside the ellipsoid",
                 "proved",
-                f"largest radius {radius:.6f} (1 is the surface), {where}",
-                radius <= 1 + ROUNDING,
-                f"no radius above 1, to {ROUNDING:g}",
+                f"largest radius {radius:.7f} (1 is the surface), {where}; the models' own arithmetic moves radii "
+                f"by up to {rounding:.1g}",
+                all(_number(row, "radius_largest") <= 1 + ROUNDING + _number(row, "rounding") for row in rows)
+                and rounding <= SINGLE,
+                f"no radius above 1, to {ROUNDING:g} and what the norm's own arithmetic rounds, at most {SINGLE:g}",
                 power=EXACT,
             ),
             Finding(
                 "and in a hyperplane",
                 "proved",
                 f"largest share of an output across it {off:.2g}",
-                off <= ROUNDING,
-                f"no larger share than {ROUNDING:g}; norms that do not project have none",
+                all(_number(row, "off_plane") <= ROUNDING + _number(row, "rounding") for row in rows),
+                f"no larger share than {ROUNDING:g} and the same rounding; norms that do not project have none",
                 power=EXACT,
             ),
             *(self._near(name, rows_where(rows, model=name), models) for name in settings["models"]),
@@ -101,16 +105,11 @@ class NormOutputs(Experiment):
             )
             (line,) = sizes.plot(depth, middle, "o-", markersize=3, label=name)
             sizes.fill_between(depth, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-            axes.plot(
-                depth,
-                [_number(row, "longest_axis") / _number(row, "shortest_axis") for row in chosen],
-                "o-",
-                markersize=3,
-                label=name,
-            )
+            effective = [_number(row, "effective_axes") / _number(row, "dimension") for row in chosen]
+            axes.plot(depth, effective, "o-", markersize=3, label=name)
         sizes.axhline(NEAR / (1 - NEAR**2) ** 0.5, color="gray", linestyle="--", label=f"{NEAR:g} of the way")
         sizes.set(yscale="log", ylabel="|Πx|/√(N·eps): median, 1% to 99%", title="Inputs of norms")
-        axes.set(yscale="log", ylabel="longest over shortest semi-axis", title="Ellipsoids")
+        axes.set(ylabel="effective axes over dimensions", title="Ellipsoids: 1 is a sphere", ylim=(0, 1.05))
         for ax in (sizes, axes):
             ax.set_xlabel("place in the model, 0 first, 1 last norm")
             ax.grid(alpha=0.3)

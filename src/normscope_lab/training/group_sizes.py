@@ -78,7 +78,7 @@ def draw_judged(ax: Any, rows: Sequence[Row], score: str, label: str) -> None:
         ax.plot([number] * len(values), values, "o", alpha=0.7)
         ax.plot([number - 0.15, number + 0.15], [np.mean(values)] * 2, color="black")
     ax.set(ylabel=f"{label}, one point a seed", xlim=(-0.5, 1.5))
-    ax.set_xticks(range(2), [LN, of_size(best_size(rows))])
+    ax.set_xticks(range(2), [LN, of_size(best_size(rows)).replace(" of ", "\nof ")])
 
 
 def _grouped(size: int) -> Variant:

@@ -60,18 +60,26 @@ def norm_rows(path: Path) -> list[Row]:
 def norm_row(norm: Norm, inputs: Floats, outputs: Floats) -> Row:
     """Quantiles of the radius and of r, the axes, and how far outputs are off the hyperplane."""
     ellipsoid = norm.ellipsoid
-    radius = ellipsoid.radius(outputs)
+    radius, exact = ellipsoid.radius(outputs), ellipsoid.radius(norm(inputs))
     given = norm.project(inputs) if norm.projects else inputs
     root = np.sqrt(norm.eps) if norm.eps else np.finfo(float).tiny
     ratio = np.sqrt((given**2).mean(axis=-1)) / root
     dead, away = ellipsoid.dead_direction, outputs - ellipsoid.center
     off = np.zeros(len(away)) if dead is None else np.abs(away @ dead) / np.linalg.norm(away, axis=1)
     lengths = ellipsoid.lengths[ellipsoid.lengths > 0]
-    row: Row = {"tokens": len(outputs), "near": float((radius >= NEAR).mean()), "off_plane": float(off.max())}
+    row: Row = {
+        "tokens": len(outputs),
+        "near": float((radius >= NEAR).mean()),
+        "off_plane": float(off.max()),
+        "rounding": float(
+            np.abs(radius - exact).max()
+        ),  # many models compute their norms in float32 whatever they run in
+    }
     for title, values in (("radius", radius), ("ratio", ratio)):
         row |= {f"{title}_{name}": float(np.quantile(values, level)) for name, level in QUANTILES.items()}
     along = None if dead is None else float(np.abs(dead.sum()) / np.sqrt(len(dead)))
     return row | {
+        "dimension": ellipsoid.dimension,
         "longest_axis": float(lengths.max()),
         "shortest_axis": float(lengths.min()),
         "effective_axes": float(lengths.sum() ** 2 / (lengths**2).sum()),
