@@ -60,12 +60,14 @@ def norm_rows(path: Path) -> list[Row]:
 def norm_row(norm: Norm, inputs: Floats, outputs: Floats) -> Row:
     """Quantiles of the radius and of r, the axes, and how far outputs are off the hyperplane."""
     ellipsoid = norm.ellipsoid
-    radius, exact = ellipsoid.radius(outputs), ellipsoid.radius(norm(inputs))
     given = norm.project(inputs) if norm.projects else inputs
     root = np.sqrt(norm.eps) if norm.eps else np.finfo(float).tiny
     ratio = np.sqrt((given**2).mean(axis=-1)) / root
     dead, away = ellipsoid.dead_direction, outputs - ellipsoid.center
-    off = np.zeros(len(away)) if dead is None else np.abs(away @ dead) / np.linalg.norm(away, axis=1)
+    across = np.zeros(len(away)) if dead is None else away @ dead
+    off = np.abs(across) / np.linalg.norm(away, axis=1)
+    inside = outputs if dead is None else outputs - across[:, None] * dead  # off its flat, a radius is infinite
+    radius, exact = ellipsoid.radius(inside), ellipsoid.radius(norm(inputs))
     lengths = ellipsoid.lengths[ellipsoid.lengths > 0]
     row: Row = {
         "tokens": len(outputs),
