@@ -30,8 +30,10 @@ class LinearMap(NamedTuple):
         return np.asarray(x @ self.weight + self.bias)
 
 
-def least_loss_map(x: Floats, y: NDArray[np.int64], classes: int, penalty: float = 0.0) -> LinearMap:
-    """The map from samples (samples, channels) to scores whose loss is least.
+def least_loss_map(
+    x: Floats, y: NDArray[np.int64], classes: int, penalty: float = 0.0, gradient: float = SMALL_GRADIENT / 10
+) -> LinearMap:
+    """The map from samples (samples, channels) to scores whose loss is least, to a gradient of this size.
 
     >>> found = least_loss_map(np.array([[0.0], [1.0], [1.0], [0.0]]), np.array([0, 1, 0, 1]), 2)
     >>> round(found.loss, 6) == round(float(np.log(2)), 6)
@@ -51,15 +53,15 @@ def least_loss_map(x: Floats, y: NDArray[np.int64], classes: int, penalty: float
         powers = np.exp(scores)
         totals = powers.sum(axis=1, keepdims=True)
         value = float(np.mean(np.log(totals[:, 0]) - (scores * labels).sum(axis=1)))
-        gradient = given.T @ (powers / totals - labels) / len(given) + penalties * weights
-        return value + 0.5 * float((penalties * weights**2).sum()), gradient.ravel()
+        slope = given.T @ (powers / totals - labels) / len(given) + penalties * weights
+        return value + 0.5 * float((penalties * weights**2).sum()), slope.ravel()
 
     found = minimize(
         loss,
         np.zeros(given.shape[1] * classes),
         jac=True,
         method="L-BFGS-B",
-        options={"maxiter": STEPS, "maxfun": 2 * STEPS, "ftol": 0, "gtol": SMALL_GRADIENT / 10, "maxcor": MEMORY},
+        options={"maxiter": STEPS, "maxfun": 2 * STEPS, "ftol": 0, "gtol": gradient, "maxcor": MEMORY},
     )
     weights = np.asarray(found.x).reshape(-1, classes)
     return LinearMap(weights[:-1], weights[-1], float(found.fun), float(np.abs(found.jac).max()))
