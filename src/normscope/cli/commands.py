@@ -101,7 +101,7 @@ def _layer_and_channel(given: str) -> tuple[str, int]:
     return layer, int(number)
 
 
-@command()
+@command(picture=True)
 def spikes(
     model: FolderArgument = None,
     text: TextOption = None,

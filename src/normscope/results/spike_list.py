@@ -46,8 +46,17 @@ class Spike:
 
 
 @dataclass(frozen=True, repr=False)
-class SpikeList(Result, kind="spike_list", remarked_by="normscope.rules.spike_list:remarks"):
-    """Channels that could carry massive activations, the most outstanding first."""
+class SpikeList(
+    Result,
+    kind="spike_list",
+    remarked_by="normscope.rules.spike_list:remarks",
+    plotted_by="normscope.report.spike_picture:draw",
+):
+    """Channels that could carry massive activations, the most outstanding first.
+
+    `peaks` has the bound of every channel for each of the layers that write to the stream, named in `writers`, and
+    `seen` the largest absolute value of each on the text.
+    """
 
     model: str
     spikes: Annotated[
@@ -58,10 +67,12 @@ class SpikeList(Result, kind="spike_list", remarked_by="normscope.rules.spike_li
             most=12,
         ),
     ]
-    layers: int  # that write to the stream
+    writers: tuple[str, ...]
     text: str | None = None
+    peaks: Annotated[Floats | None, NOT_IN_JSON] = field(default=None, compare=False)
+    seen: Annotated[Floats | None, NOT_IN_JSON] = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         first = self.spikes[0] if self.spikes else None
         said = "none" if first is None else f"layer {first.layer}, channel {first.channel}: ±{abs(first.bound):.4g}"
-        return f"SpikeList({self.model}: {self.layers} layers write to the stream; first {said})"
+        return f"SpikeList({self.model}: {len(self.writers)} layers write to the stream; first {said})"

@@ -12,7 +12,7 @@ run through the model's own operations in float64.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -35,6 +35,7 @@ from normscope.models.float64_run import run_between, run_call
 from normscope.models.graph import LinearReader, ModelGraph
 from normscope.models.graph_operations import handed_on, kind_of
 from normscope.models.subject import Subject, Text
+from normscope.models.weights import Weights
 from normscope.norm import Norm
 from normscope.progress import Progress, silent
 from normscope.results.inventory import FoundNorm
@@ -46,7 +47,9 @@ from normscope.tensors.roles import Role, roles_of
 from normscope.tensors.values import Gated, Value
 from normscope.tensors.walk import NormCall, Walk
 
+LARGEST_WHOLE = 2**26  # numbers of a matrix that is read as a whole: 256 MB
 LARGEST_RUN = 2**27  # numbers of a matrix that a witness is run through in float64: 1 GB
+WIDEST_RUN = 4096  # channels of a norm behind which attention is run
 TIGHTENED = 4  # outputs of every layer that are tightened: those with the largest bounds
 MATRICES = {"conv1d", "conv2d", "conv3d", "conv_transpose2d"}
 
@@ -233,7 +236,23 @@ class RangeSearch:
         if kind_of(node) in MATRICES:
             return self._tensor(Role(self.graph.module_of(node), "output"), value)
         role = self.roles.get(node)
-        return None if role is None else self._tensor(role, value)
+        if role is None:
+            return None
+        row = self._tensor(role, value)
+        return self._with_witness(node, value, row) if role.what == "heads" else row
+
+    def _with_witness(self, node: Node, value: Value, row: TensorRange) -> TensorRange:
+        """A tensor that is linear in a norm's directions, with a witness for its largest channel."""
+        form = value.form
+        if not isinstance(form, Linear) or form.shrinks or row.channel is None or form.ball.size > WIDEST_RUN:
+            return row
+        assert row.bound is not None
+        sign = 1 if row.bound > 0 else -1
+        ends = value.high if sign > 0 else value.low
+        unit = np.flatnonzero(ends == row.bound)[:1]
+        direction = form.take(unit).matrix()[0]
+        driven = self._driven(node, Written("exact", form.ball, row.channel, sign, direction, None))
+        return row if driven is None else replace(row, reached=driven.reached, input=driven.input)
 
     def _tensor(self, role: Role, value: Value) -> TensorRange:
         channels, lows, highs = _by_channel(value)
@@ -477,8 +496,7 @@ class RangeSearch:
         return float(self.stored(reader.bias_name)[written.channel])
 
     def _run(self, node: Node, given: Mapping[Node, Tensor], written: Written) -> float | None:
-        reader = self.layers[node]
-        if self.stored(reader.weight_name).numel() > LARGEST_RUN:
+        if node in self.layers and self.stored(self.layers[node].weight_name).numel() > LARGEST_RUN:
             return None
         made = run_between(self.graph, given, node, self.stored)[..., written.channel]
         return float(made.max() if written.sign > 0 else made.min())
@@ -531,20 +549,53 @@ class RangeSearch:
 
 
 class Recent:
-    """Stored tensors, of which the last ones read are kept: a layer is looked at several times in a row."""
+    """Stored tensors. The last ones read are kept, as a layer is looked at several times in a row; large matrices are
+    read some rows at a time.
+    """
 
-    def __init__(self, read: Callable[[str], Tensor], most: int = 2**30) -> None:
-        self._read, self._most = read, most
-        self._kept: dict[str, Tensor] = {}
+    def __init__(self, weights: Weights, most: int = 2**30) -> None:
+        self._weights, self._most = weights, most
+        self._kept: dict[str, Any] = {}
 
-    def __call__(self, name: str) -> Tensor:
+    def __call__(self, name: str) -> Any:
+        shape = self._weights.shape(name)
+        if len(shape) == 2 and math.prod(shape) > LARGEST_WHOLE:
+            return Sliced(self._weights, name)
         found = self._kept.pop(name, None)
         if found is None:
-            found = self._read(name).detach()
+            found = self._weights(name).detach()
             while self._kept and found.nbytes + sum(each.nbytes for each in self._kept.values()) > self._most:
                 self._kept.pop(next(iter(self._kept)))
         self._kept[name] = found
         return found
+
+
+class Sliced:
+    """A stored matrix of which rows are read when they are asked for."""
+
+    def __init__(self, weights: Weights, name: str) -> None:
+        self._weights, self._name = weights, name
+        self.shape = weights.shape(name)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802  (as in torch)
+        return self._weights(self._name).detach().T
+
+    def detach(self) -> Tensor:
+        return self._weights(self._name).detach()
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        if isinstance(rows, int):
+            return self._weights.rows(self._name, slice(rows, rows + 1)).detach()[0]
+        if isinstance(rows, slice) and rows.step is None:
+            return self._weights.rows(self._name, rows).detach()
+        return self.detach()[rows]
 
 
 def _norm_calls(graph: ModelGraph, norms: Mapping[str, FoundNorm]) -> dict[Node, NormCall]:

@@ -16,6 +16,7 @@ import numpy as np
 from torch import nn
 from torch.fx import Node
 
+from normscope.checks import Floats
 from normscope.models.batches import Inputs
 from normscope.models.graph_operations import handed_on
 from normscope.models.subject import Subject, Text
@@ -81,7 +82,20 @@ def spikes(
             token = f"{tokens[at]!r} ({at})" if at < len(tokens) else str(at)
             spike = replace(spike, observed=float(largest), used=float(max(0.0, largest / spike.bound)), token=token)
         rows.append(spike)
-    return SpikeList(subject.name, tuple(_with_readers(search, rows)), len(writers), subject.text)
+    return SpikeList(
+        subject.name,
+        tuple(_with_readers(search, rows)),
+        tuple(row.layer for row in writers.values()),
+        subject.text,
+        _stacked([(row.lows, row.highs) for row in writers.values()]),
+        _stacked([(seen[node].low, seen[node].high) for node in writers if node in seen]),
+    )
+
+
+def _stacked(bounds: list[tuple[Floats | None, Floats | None]]) -> Floats | None:
+    """The larger of both ends for every channel, a row for each layer; None where layers differ in their channels."""
+    found = [np.maximum(np.abs(low), np.abs(high)) for low, high in bounds if low is not None and high is not None]
+    return np.stack(found) if found and len({len(row) for row in found}) == 1 else None
 
 
 def _writers(search: RangeSearch, rows: dict[Node, TensorRange]) -> Iterator[Node]:

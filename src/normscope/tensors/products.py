@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.bounds.neurons import Neurons, cheap
 from normscope.bounds.attention_scores import score_range
+from normscope.bounds.neurons import Neurons, cheap
 from normscope.checks import Floats, as_floats
 from normscope.tensors.elementwise import Choice, Listed, Weighted, activation_of
 from normscope.tensors.linear_rows import EPS, Ball, Linear, ProductRows, StoredMatrix, widened
