@@ -1,10 +1,10 @@
 """Operations that act entry by entry: bounds by interval arithmetic, and what remains of a value's form.
 
-    linear ± constant, linear × constant      linear
-    f(linear), f(linear)·g(same linear)       a function of one linear unit, recognised as an activation by its values
-    activation(linear)·linear                 gated
-    linear·cos φ ± linear′·sin φ              rotated
-    x / sum of x,  x ≥ 0                      weights of a mean
+linear ± constant, linear × constant      linear
+f(linear), f(linear)·g(same linear)       a function of one linear unit, recognised as an activation by its values
+activation(linear)·linear                 gated
+linear·cos φ ± linear′·sin φ              rotated
+x / sum of x,  x ≥ 0                      weights of a mean
 """
 
 import math
@@ -252,7 +252,7 @@ def power(value: Value, exponent: float, apply: Steps) -> Value:
         return unary("rsqrt", apply, value)
     if exponent == int(exponent) and exponent > 0:
         n = int(exponent)
-        low, high = (_absolute(value.low, value.high) if n % 2 == 0 else (value.low, value.high))
+        low, high = _absolute(value.low, value.high) if n % 2 == 0 else (value.low, value.high)
         with np.errstate(over="ignore"):
             low, high = widened(low**n, high**n, 0.0)
     else:
@@ -389,7 +389,8 @@ def either(one: Value, other: Value) -> Value:
     for value, rest in ((one, other), (other, one)):
         if value.exact and not value.stored and mask_of(value.low).all():
             shape = torch.broadcast_shapes(one.shape, other.shape)
-            return replace(rest.moved(lambda entry: entry.expand(shape)), masked=True)
+            rest = rest.moved(lambda entry: entry.expand(shape))
+            return replace(rest, high=rest.high.copy(), masked=True)  # no longer a constant
     unit, (a, b) = aligned([one, other])
     return Value(
         unit,
@@ -653,4 +654,3 @@ def _times(x: Floats, y: Floats) -> Floats:
 
 def _finite(x: Floats) -> Floats:
     return np.where(np.isfinite(x), x, 0.0)
-

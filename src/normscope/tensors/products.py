@@ -1,10 +1,10 @@
 """Products and means: a layer's matrix, attention scores, and means of values with weights.
 
-    W·(linear)                        linear again: the rows of W times the rows of the norm
-    W·(linear, heads at own places)   Σ over heads of W_h·β_h ± |W_h·A_h|: each head mixes tokens of its own
-    W·(activations of linear)         bounds of sums of neurons (`normscope.bounds`)
-    q·k                               by the Gram matrices of both heads
-    Σ weight·value                    a mixture: within the values' own ellipsoid, at a place of its own
+W·(linear)                        linear again: the rows of W times the rows of the norm
+W·(linear, heads at own places)   Σ over heads of W_h·β_h ± |W_h·A_h|: each head mixes tokens of its own
+W·(activations of linear)         bounds of sums of neurons (`normscope.bounds`)
+q·k                               by the Gram matrices of both heads
+Σ weight·value                    a mixture: within the values' own ellipsoid, at a place of its own
 """
 
 from collections.abc import Callable, Sequence
@@ -34,6 +34,7 @@ from normscope.tensors.values import (
 
 MOST_PATTERNS = 64  # vectors of different units that a layer is applied to; beyond, they are merged
 MOST_FLOPS = 2e12  # of a layer's quadratic bound: a minute of one core
+MANY_TOKENS = "a sum over tokens, of which there may be any number"
 LARGEST = 2**28  # numbers of a matrix of rows in float64: 2 GB
 
 
@@ -125,9 +126,7 @@ def _reason(value: Value, low: Floats, high: Floats) -> str | None:
     return None if np.isfinite(low).all() and np.isfinite(high).all() else value.why
 
 
-def _row(
-    value: Value, layer: Layer, units: Any, same: Any, watch: Watch | None
-) -> tuple[Floats, Floats, Floats, Any]:
+def _row(value: Value, layer: Layer, units: Any, same: Any, watch: Watch | None) -> tuple[Floats, Floats, Floats, Any]:
     """Bounds, size of the terms, and form of a layer's outputs for one vector of units.
 
     `same` numbers the entries that share a place.
@@ -326,8 +325,8 @@ def scores_of(one: Value, other: Value) -> Value:
             a, b, rows[i].numpy(), columns[j].numpy(), bool(row_places[i].any()) or bool(column_places[j].any())
         )
     unit = inverse.reshape(thin.shape).expand(pair.shape)
-    reason = None if np.isfinite(low).all() and np.isfinite(high).all() else (one.why or other.why or "a product of unbounded values")
-    return Value(unit, low, high, reason)
+    unbounded = one.why or other.why or (MANY_TOKENS if one.places or other.places else "a product of unbounded values")
+    return Value(unit, low, high, None if np.isfinite(low).all() and np.isfinite(high).all() else unbounded)
 
 
 def _score(a: Value, b: Value, row: Any, column: Any, apart: bool) -> tuple[float, float]:
@@ -335,6 +334,8 @@ def _score(a: Value, b: Value, row: Any, column: Any, apart: bool) -> tuple[floa
     corners = [x * y for x in (a.low[row], a.high[row]) for y in (b.low[column], b.high[column])]
     with np.errstate(invalid="ignore"):
         stacked = np.where(np.isnan(corners), 0.0, corners)
+    if apart and _repeats((row * len(b.low) + column)[None])[0]:
+        return -np.inf, np.inf  # over tokens, of which there may be any number
     slack = (len(row) + 8) * EPS * np.abs(stacked).max(axis=0).sum()
     low, high = stacked.min(axis=0).sum() - slack, stacked.max(axis=0).sum() + slack
     if apart or not (a.form and b.form):
@@ -410,7 +411,7 @@ def summed(value: Value, axes: Sequence[int], keep: bool, *, mean: bool = False)
     rows = unit[small].reshape(-1, count)
     found, inverse = torch.unique(rows, dim=0, return_inverse=True)
     members = found.numpy()
-    form = value.form
+    form, reason = value.form, value.why
     low = high = None
     if isinstance(form, Weighted) and not mean:
         place = value.places[0].permute(order).reshape(*shape, count) if axes else value.places[0]
@@ -424,15 +425,36 @@ def summed(value: Value, axes: Sequence[int], keep: bool, *, mean: bool = False)
         low, high = value.low[members].sum(axis=1), value.high[members].sum(axis=1)
         if mean:
             low, high = low / max(1, count), high / max(1, count)
-        finite = np.where(np.isfinite(value.low), np.abs(value.low), 0.0) + np.where(np.isfinite(value.high), np.abs(value.high), 0.0)
-        slack = (count + 8) * EPS * finite[members].sum(axis=1)
-        low, high = np.where((value.low[members] >= 0).all(axis=1), np.maximum(low - slack, 0.0), low - slack), high + slack
+        size = np.maximum(np.abs(value.low), np.abs(value.high))
+        slack = (count + 8) * EPS * np.where(np.isfinite(size), size, 0.0)[members].sum(axis=1)
+        low = np.where((value.low[members] >= 0).all(axis=1), np.maximum(low - slack, 0.0), low - slack)
+        high = high + slack
+        many = _repeats(members)
+        least, most = value.low[members].min(axis=1, initial=np.inf), value.high[members].max(axis=1, initial=-np.inf)
+        if mean:
+            low, high = np.where(many, least, low), np.where(many, most, high)
+        elif value.places and not _constant(value.places[0].permute(order).reshape(*shape, count), -1):
+            low = np.where(many, np.where(least < 0, -np.inf, least), low)
+            high = np.where(many, np.where(most > 0, np.inf, most), high)
+            reason = value.why or (MANY_TOKENS if many.any() else None)
     thin_shape = unit[small].shape[: len(kept)]
     made = inverse.reshape(thin_shape).expand(shape)
     if keep:
         for axis in axes:
             made = made.unsqueeze(axis)
-    return Value(made, low, high, _reason(value, low, high), order=value.order if 0 not in axes else None)
+    return Value(
+        made,
+        low,
+        high,
+        None if np.isfinite([low, high]).all() else reason,
+        order=value.order if 0 not in axes else None,
+    )
+
+
+def _repeats(rows: Any) -> Any:
+    """Which rows have a unit more than once: entries of several tokens, of which other inputs may have more."""
+    ordered = np.sort(rows, axis=1)
+    return (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
 
 
 def listed(value: Value, key: object) -> Value:

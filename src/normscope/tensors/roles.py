@@ -94,7 +94,7 @@ def _factors(product: Node) -> tuple[Node, Node]:
     if kind_of(product) == "einsum":
         first, second = product.args[1]  # type: ignore[misc]
         return first, second  # type: ignore[return-value]
-    first, second = (product.args[1:3] if kind_of(product) == "baddbmm" else product.args[:2])
+    first, second = product.args[1:3] if kind_of(product) == "baddbmm" else product.args[:2]
     return first, second  # type: ignore[return-value]
 
 
@@ -108,5 +108,7 @@ def _is_stream(graph: ModelGraph, node: Node) -> bool:
     if kind_of(node) != "add" or node in graph.constants or not is_float(node):
         return False
     terms = [each for each in node.args[:2] if isinstance(each, Node)]
-    same = all(isinstance(each.meta.get("val"), Tensor) and each.meta["val"].shape == node.meta["val"].shape for each in terms)
+    same = all(
+        isinstance(each.meta.get("val"), Tensor) and each.meta["val"].shape == node.meta["val"].shape for each in terms
+    )
     return len(terms) == 2 and same and not graph.constants & set(terms)

@@ -171,12 +171,6 @@ class Value:
         low = np.full(len(self.low), -np.inf)
         return replace(self.plain(), low=low, high=self.high.copy(), why=self.why or "masked entries", masked=False)
 
-    @property
-    def numbers(self) -> Floats:
-        """The entries of a constant."""
-        assert self.exact
-        return np.asarray(self.low[self.unit.numpy()])
-
     def taken(self, which: Indices, unit: Tensor) -> "Value":
         """Units renumbered: unit k of the result is unit which[k]; places must have its shape already."""
         low = self.low[which]
@@ -211,7 +205,9 @@ class Whole:
 
 def constant(values: Any, *, stored: bool = False) -> Value:
     """A tensor of known numbers."""
-    numbers = values.detach().cpu().double() if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
+    numbers = (
+        values.detach().cpu().double() if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
+    )
     low = numbers.reshape(-1).numpy()
     return Value(torch.arange(low.size).reshape(numbers.shape), low, low, stored=stored)
 
@@ -327,9 +323,7 @@ def patterns(value: Value, axis: int) -> tuple[Tensor, Tensor, Tensor]:
     unit = value.unit.movedim(axis, -1)
     length = unit.shape[-1]
     place = value.places[0].movedim(axis, -1) if value.places else torch.zeros((), dtype=torch.int64).expand(unit.shape)
-    lead = [
-        slice(0, 1) if unit.stride(at) == 0 and _same_places(place) else slice(None) for at in range(unit.ndim - 1)
-    ]
+    lead = [slice(0, 1) if unit.stride(at) == 0 and _same_places(place) else slice(None) for at in range(unit.ndim - 1)]
     thin_unit, thin_place = unit[tuple(lead)], place[tuple(lead)]
     rows = thin_unit.reshape(-1, length)
     if _same_places(place):

@@ -45,7 +45,20 @@ from normscope.tensors.values import (
 
 Known = Value | Whole | tuple["Known", ...] | Any
 MOST_NUMBERS = 2**26  # of a constant that is held entry by entry
-COMPARISONS = {"le", "lt", "ge", "gt", "eq", "ne", "__and_", "__or_", "bitwise_not", "logical_not", "logical_and", "isin"}
+COMPARISONS = {
+    "le",
+    "lt",
+    "ge",
+    "gt",
+    "eq",
+    "ne",
+    "__and_",
+    "__or_",
+    "bitwise_not",
+    "logical_not",
+    "logical_and",
+    "isin",
+}
 SHAPES = ("new_", "empty", "zeros", "ones", "full")
 
 
@@ -168,7 +181,9 @@ class Walk:
         unit = along(norm.size, shape, axis)
         place = numbered(shape, axis)
         ball = Ball(norm.size, call.name, norm.groups, source=node)
-        form = Linear(NormRows(norm, ball), np.arange(norm.size), np.ones(norm.size), np.asarray(norm.bias, dtype=float))
+        form = Linear(
+            NormRows(norm, ball), np.arange(norm.size), np.ones(norm.size), np.asarray(norm.bias, dtype=float)
+        )
         low, high = form.bounds()
         source = self._made.get(node.all_input_nodes[0]) if node.all_input_nodes else None
         order = source.order if isinstance(source, Value) else None
@@ -201,6 +216,13 @@ class Walk:
         if isinstance(known, (bool, int, float)):
             return constant(float(known))
         raise _Unknown(f"an argument of type {type(known).__name__}")
+
+    def numbers(self, argument: Any) -> Floats:
+        """The entries of an argument that is a constant."""
+        value = self.value(argument)
+        if not value.exact:
+            raise _Unknown("a bias that is computed")
+        return np.asarray(value.low[value.unit.numpy()])
 
     def whole(self, argument: Any) -> Whole:
         """An argument as a tensor of whole numbers."""
@@ -296,7 +318,11 @@ class Walk:
     def _whole_numbers(self, node: Node) -> Known:
         """Whole numbers and truth values: computed where all arguments are known."""
         found = node.meta.get("val")
-        arguments = [self._argument(each) for each in pytree.tree_leaves((node.args, dict(node.kwargs))) if isinstance(each, Node)]
+        arguments = [
+            self._argument(each)
+            for each in pytree.tree_leaves((node.args, dict(node.kwargs)))
+            if isinstance(each, Node)
+        ]
         wholes = [self.whole(each) if isinstance(each, (_Stored, Whole, Value)) else None for each in arguments]
         if not isinstance(found, Tensor):
             if isinstance(found, (list, tuple)):
@@ -639,7 +665,7 @@ def _linear(walk: Walk, node: Node) -> Known:
     bias = node.args[2] if kind == "linear" and len(node.args) > 2 else node.args[0] if kind == "addmm" else None
     if bias is not None:
         name = walk._graph.stored_name(bias) if isinstance(bias, Node) else None
-        layer = replace(layer, bias=walk.value(bias).numbers, bias_name=name)
+        layer = replace(layer, bias=walk.numbers(bias), bias_name=name)
     return products.layer_of(value, layer, walk._seen(node))
 
 
@@ -702,8 +728,8 @@ def _attention(walk: Walk, node: Node) -> Known:
         else:
             added = walk.with_mask(mask)
             scores = entries.sum_of(scores, added, operator.add)
-            numbers = added.numbers if added.exact else np.where(added.masked, -np.inf, added.low[added.unit.numpy()])
-            complete = bool((numbers > -np.inf).any(axis=-1).all())
+            seen = (added.opened().low > -np.inf)[added.unit.numpy()]
+            complete = bool(seen.any(axis=-1).all())
     if walk._scores is not None:
         walk._scores(node, scores)
     weights = entries.shares((*scores.shape,), len(scores.shape) - 1, complete=complete)
@@ -799,7 +825,11 @@ def _index(walk: Walk, node: Node) -> Known:
     """Rows by number: known rows are taken, for unknown ones any row will do."""
     if not _has_floats(node):
         return walk._whole_numbers(node)
-    picks = node.args[1] if kind_of(node) == "index" else [None] * (int(node.args[1]) % len(_shape(node.args[0]))) + [node.args[2]]  # type: ignore[operator,arg-type]
+    picks = (
+        node.args[1]
+        if kind_of(node) == "index"
+        else [None] * (int(node.args[1]) % len(_shape(node.args[0]))) + [node.args[2]]
+    )  # type: ignore[operator,arg-type]
     wholes = [None if each is None else walk.whole(each) for each in picks]  # type: ignore[union-attr]
     given = [each for each in wholes if each is not None]
     value = walk.value(node.args[0])
@@ -833,7 +863,9 @@ def _in_order(value: Value, rows: Whole) -> Value:
     """Rows that are known but for an unknown order, or that are put back into their own."""
     assert rows.known is not None
     if value.order is not None and rows.inverse_of is value.order:
-        value = value.plain() if isinstance(value.form, entries.Choice) else value  # rows are no longer those of experts
+        value = (
+            value.plain() if isinstance(value.form, entries.Choice) else value
+        )  # rows are no longer those of experts
         return replace(value.moved(lambda entry: entry[rows.known]), order=None)
     if value.unit.stride(0) != 0 and value.shape[0] > 1:
         kept = merged(value, [0])
@@ -928,7 +960,7 @@ def _convolution(walk: Walk, node: Node) -> Known:
         parts.append(interval_product(matrix, np.repeat(low[columns], window), np.repeat(high[columns], window)))
     low, high = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
     if len(node.args) > 2 and node.args[2] is not None:
-        bias = walk.value(node.args[2]).numbers
+        bias = walk.numbers(node.args[2])
         low, high = widened(low + bias, high + bias, np.abs(bias))
     shape = _shape(node)
     why = None if np.isfinite(low).all() and np.isfinite(high).all() else value.why
