@@ -27,7 +27,7 @@ def write_all(folder):
         lines = [f"{sentence(draw, 6, 20)}\t{number % 2}" for number in range(count)]
         (folder / "sst2" / f"sentence_{name}.tsv").write_text("\n".join(lines), encoding="utf-8")
     (folder / "multi30k_de_en").mkdir()
-    for name, count in (("train", 20), ("test_2016_flickr", 3)):
+    for name, count in (("train", 20), ("val", 4), ("test_2016_flickr", 3)):
         for language in ("de", "en"):
             lines = "\n".join(sentence(draw, 3, 8) for _ in range(count))
             (folder / "multi30k_de_en" / f"{name}.{language}.gz").write_bytes(gzip.compress(lines.encode()))

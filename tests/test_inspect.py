@@ -71,9 +71,10 @@ def test_smollm2_has_sixty_one_rms_norms_and_negative_gains():
     assert {norm.kind for norm in inspection.norms} == {"rmsnorm"}
     assert {(norm.found.gain_convention, norm.found.assumed) for norm in inspection.norms} == {("w", ())}
     assert sum(norm.gains.negative for norm in inspection.norms) > 0
-    assert inspection.placement == "pre-norm" and inspection.untraced is None
-    assert all(norm.reads is norm.read_by is None for norm in inspection.norms)
-    assert [norm.name for norm in inspection.norms[:5:2]] == ["blk.0.attn_norm", "blk.1.attn_norm", "blk.2.attn_norm"]
+    assert (inspection.placement, inspection.untraced) == ("pre-norm", None)
+    assert inspection.norms[0].reads == ("model.embed_tokens",)
+    assert [norm.name for norm in inspection.norms[:3:2]] == [f"model.layers.{n}.input_layernorm" for n in (0, 1)]
+    assert [norm.found.stored_as for norm in inspection.norms[:5:2]] == [f"blk.{n}.attn_norm" for n in (0, 1, 2)]
     assert_lengths_are_those_of_dense_svd(inspection, normscope.find(file))
 
 

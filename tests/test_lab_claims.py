@@ -1,16 +1,20 @@
 """Experiments that measure instead of training for long: in miniature, and what would make their claims fail."""
 
+import shutil
+
 import numpy as np
 import pytest
 
 from normscope.capacity import scatter
+from normscope.data import demo_model
 from normscope.norm import Norm
 from normscope_lab.engine.experiment import experiment_named
 from normscope_lab.engine.runs import reproduce
 from normscope_lab.experiments.lssr import DATA
-from normscope_lab.experiments.norm_outputs import _rows
+from normscope_lab.training.norm_quantiles import model_path, norm_row
 
 SMALL = {
+    "eps-selectable": {"ratios": [0.01, 1.0, 100.0], "counts": [64, 128], "sets": 10},
     "hessian": {"channels": [12, 24], "inputs": 20},
     "lssr": {"samples": 40, "width": 4, "epochs": 2, "steps": 20},
     "network-depth": {"merge": [12], "search": [12, 40], "depths": [1, 2]},
@@ -77,12 +81,59 @@ def test_a_labelling_that_is_not_certified_is_seen():
 
 def test_an_output_outside_the_ellipsoid_is_seen():
     norm = Norm(gain=[1.0, 2.0, 3.0, 4.0])
-    outputs = norm(np.random.default_rng(0).normal(size=(20, 4)))
-    rows = _rows("norm", norm, outputs)
-    assert judged("norm-outputs", rows) == ["holds"] * 3
-    assert judged("norm-outputs", [*rows, {**rows[0], "radius": 1.01}])[0] == "does not hold"
-    assert judged("norm-outputs", [*rows, {**rows[0], "off_plane": 0.1}])[1] == "does not hold"
-    assert judged("norm-outputs", [{**row, "radius": 0.5} for row in rows])[2] == "does not hold"
+    inputs = np.random.default_rng(0).normal(size=(20, 4))
+    row = {"model": "demo", "norm": "norm", **norm_row(norm, inputs, norm(inputs))}
+    assert judged("norm-outputs", [row]) == ["holds"] * 3
+    assert judged("norm-outputs", [row, {**row, "radius_largest": 1.01}])[0] == "does not hold"
+    rounded = {**row, **norm_row(norm, inputs, norm(inputs).astype(np.float32).astype(float))}
+    assert 1e-9 < rounded["rounding"] < 1e-6
+    assert judged("norm-outputs", [row, {**row, "radius_largest": 1 + 1e-7, "rounding": 1e-7}])[0] == "holds"
+    assert judged("norm-outputs", [row, {**row, "radius_largest": 1.01, "rounding": 0.02}])[0] == "does not hold"
+    assert judged("norm-outputs", [row, {**row, "off_plane": 0.1}])[1] == "does not hold"
+    assert judged("norm-outputs", [row, {**row, "near": 0.4}])[2] == "does not hold"
+
+
+def test_the_size_of_inputs_gives_the_radius_of_outputs():
+    norm = Norm(gain=[1.0, 2.0, 3.0, 4.0], eps=1e-2)
+    inputs = np.random.default_rng(0).normal(size=(50, 4))
+    row = norm_row(norm, inputs, norm(inputs))
+    for level in ("least", "median", "largest"):
+        ratio = row[f"ratio_{level}"]
+        assert row[f"radius_{level}"] == pytest.approx(ratio / np.sqrt(ratio**2 + 1), rel=1e-3)
+    inverse = 1 / np.array([1.0, 2.0, 3.0, 4.0])
+    assert row["dead_along_ones"] == pytest.approx(inverse.sum() / np.linalg.norm(inverse) / 2)
+
+
+def test_models_are_the_demo_model_paths_or_packages(tmp_path):
+    assert model_path("demo") == demo_model()
+    assert model_path(str(tmp_path)) == tmp_path
+    with pytest.raises(ValueError, match="installed packages that hold a model, got numpy"):
+        model_path("numpy")
+
+
+def test_norms_along_training_are_those_of_the_checkpoints(tmp_path):
+    for step in (0, 2, 10):
+        (tmp_path / "kept").mkdir(exist_ok=True)
+        shutil.copytree(demo_model(), tmp_path / "kept" / f"step-{step}")
+    result = reproduce("norm-training", tmp_path / "run", data=tmp_path / "kept", workers=1)
+    assert result.settings["steps"] == (0, 2, 10)
+    assert [finding.verdict for finding in result.findings] == ["holds", "does not hold", "does not hold"]  # all alike
+    with pytest.raises(FileNotFoundError, match="must have folders step-N"):
+        reproduce("norm-training", tmp_path / "other", data=tmp_path, workers=1)
+
+
+def test_outputs_that_eps_leaves_unselectable_are_seen():
+    row = {"seed": 0, "count": 64, "keys": 100, "unselectable": 0, "certificates_hold": 1}
+    rows = [
+        {**row, "variant": "eps = 0"},
+        {**row, "variant": "with eps", "ratio": 0.1, "unselectable": 8},
+        {**row, "variant": "with eps", "ratio": 10.0},
+        {**row, "variant": "Gaussian keys", "unselectable": 9},
+    ]
+    settings = {"ratios": [0.1, 10.0], "counts": [64]}
+    assert judged("eps-selectable", rows, **settings) == ["holds"] * 3
+    rows[0]["unselectable"], rows[2]["unselectable"], rows[3]["unselectable"] = 1, 1, 40
+    assert judged("eps-selectable", rows, **settings) == ["does not hold"] * 3
 
 
 def test_xor_is_what_no_linear_map_can_cluster():

@@ -2,25 +2,28 @@
 
 import gzip
 import itertools
+import json
 import pickle
 import struct
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from scipy.linalg import helmert
 from torch import nn
 
 from lab_data import write_all
 from normscope.nn import Norm
 from normscope_lab.experiments.translation import in_batches, translations
-from normscope_lab.experiments.vit import MARGIN, shifted
 from normscope_lab.loaders.cifar_batches import batch_records
 from normscope_lab.loaders.data_files import fingerprints, place, text
 from normscope_lab.loaders.images import read_images
 from normscope_lab.loaders.parallel import read_parallel
 from normscope_lab.loaders.plain_texts import whole_text
+from normscope_lab.training.image_task import MARGIN, packed, resampled, shifted
 from normscope_lab.training.key_inputs import in_plane, seen_by, unselectable
+from normscope_lab.training.linear_map import least_loss_map
 from normscope_lab.training.majority_task import VARIANTS, WITHOUT_SHORT, Batches, Majority, loss_of, sequences
 from normscope_lab.training.training_loop import cosine_decay, linear_decay, root_decay
 from normscope_lab.training.transformer import Attention, Block, DecoderBlock, FeedForward
@@ -32,7 +35,7 @@ TRANSLATOR = {
     "hidden": 8,
     "dropout": 0.0,
     "norm_first": True,
-    "groups": 2,
+    "channels": 4,
     "variant": "LN-G",
     "layers": 1,
     "batch": 2,
@@ -52,6 +55,58 @@ def test_cifar_in_binary_is_what_the_archive_has(tmp_path):
     (tmp_path / "cifar-10-batches-bin" / "test_batch.bin").write_bytes(b"short")
     with pytest.raises(ValueError, match="records of 3073 bytes"):
         read_images(tmp_path / "cifar-10-batches-bin")
+
+
+def test_cifar_in_sheets_is_what_the_archive_has(tmp_path):
+    archive = read_images(place(write_all(tmp_path / "data"), "cifar10"))
+    folder = tmp_path / "package"
+    folder.mkdir()
+    splits = (
+        ("data_batch_1", "train", archive.x_train, archive.y_train),
+        ("test_batch", "test", archive.x_test, archive.y_test),
+    )
+    for name, split, x, y in splits:
+        Image.fromarray(np.moveaxis(x, 1, -1).reshape(len(x), 1024, 3)).save(folder / f"{name}.png")
+        (folder / f"{split}_lables.json").write_text(json.dumps(y.tolist()), encoding="utf-8")
+    sheets = read_images(folder)
+    for name in ("x_train", "y_train", "x_test", "y_test"):
+        np.testing.assert_array_equal(getattr(sheets, name), getattr(archive, name))
+    (folder / "train_lables.json").write_text("[0.5]", encoding="utf-8")
+    with pytest.raises(ValueError, match="whole numbers from 0 to 255"):
+        read_images(folder)
+    (folder / "data_batch_1.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match="must be a PNG image"):
+        read_images(folder)
+    (folder / "train_lables.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no train_lables\.json"):
+        read_images(folder)
+
+
+def test_differences_are_resampled_over_seeds_and_images():
+    right = np.random.default_rng(0).random((6, 400)) < 0.5
+    worse = right & (np.random.default_rng(1).random((6, 400)) < 0.8)
+    low, high = resampled([packed(row) for row in right], [packed(row) for row in worse], 400)
+    assert 5 < low < 100 * (right.mean() - worse.mean()) < high < 15
+    assert resampled([packed(row) for row in right], [packed(row) for row in right], 400) == (0, 0)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.01])
+def test_no_linear_map_has_a_lower_loss(penalty):
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(200, 5)), draw.integers(0, 3, 200)
+    found = least_loss_map(x, y, 3, penalty)
+    assert found.gradient <= 1e-6
+
+    def loss(weight, bias):
+        fit = nn.functional.cross_entropy(torch.from_numpy(x @ weight + bias), torch.from_numpy(y)).item()
+        return fit + penalty / 2 * (weight**2).sum()
+
+    assert loss(found.weight, found.bias) == pytest.approx(found.loss)
+    for _ in range(100):
+        step = 10 ** draw.uniform(-4, 0)
+        assert (
+            loss(found.weight + step * draw.normal(size=(5, 3)), found.bias + step * draw.normal(size=3)) > found.loss
+        )
 
 
 def test_mnist_in_its_own_format_is_what_the_archive_has(tmp_path):
@@ -126,12 +181,14 @@ def test_parallel_text_must_be_parallel(tmp_path):
     for name, lines in (
         ("train.de", "ein\nzwei\n\n"),
         ("train.en", "one\ntwo\nthree\n"),
+        ("valid.de", "c"),
+        ("valid.en", "d"),
         ("test.de", "a"),
         ("test.en", "b"),
     ):
         (tmp_path / name).write_text(lines, encoding="utf-8")
     found = read_parallel(tmp_path, "de", "en")
-    assert found == {"train": (["ein", "zwei"], ["one", "two"]), "test": (["a"], ["b"])}
+    assert found == {"train": (["ein", "zwei"], ["one", "two"]), "val": (["c"], ["d"]), "test": (["a"], ["b"])}
     (tmp_path / "train.de").write_text("ein\u2028mann\nzwei\r\ndrei", encoding="utf-8")
     assert read_parallel(tmp_path, "de", "en")["train"][0] == ["ein\u2028mann", "zwei", "drei"]
     (tmp_path / "train.en").write_text("one\n", encoding="utf-8")

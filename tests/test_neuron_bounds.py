@@ -189,6 +189,16 @@ def test_float32_weights_are_taken_as_they_are():
     assert tight(Neurons("silu", a, b=b), d[:, 0]).bound == tight(same, d[:, 0].astype(float)).bound
 
 
+def test_a_witness_stays_in_the_subspace_that_it_is_given():
+    rng = np.random.default_rng(9)
+    neurons, d = Neurons("silu", rng.normal(size=(8, 5)), b=rng.normal(size=(8, 5))), rng.normal(size=8)
+    u, value = witness(neurons, d, tight(neurons, d), project=lambda x: x - x.mean(axis=0))
+    assert abs(u.sum()) < 1e-12
+    assert 0 < value <= witness(neurons, d)[1] * (1 + 1e-6)
+    a, b = (rows - rows.mean(axis=1, keepdims=True) for rows in (neurons.a, neurons.b))
+    assert value <= tight(Neurons("silu", a, b=b), d).bound
+
+
 def test_what_is_not_a_number_is_refused():
     with pytest.raises(ValueError, match="a must be finite, got 1 NaN"):
         Neurons("silu", [[np.nan, 1.0]])
@@ -198,6 +208,9 @@ def test_what_is_not_a_number_is_refused():
             call(one, [[np.inf]])
     with pytest.raises(ValueError, match="d must be finite"):
         tight(one, [np.nan])
+    for call in (tight, witness):
+        with pytest.raises(ValueError, match="a column for each of 1 neurons"):
+            call(one, [[1.0], [2.0]])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """docs/reproductions.md is made of the results that are kept beside it."""
 
-import csv
 import importlib.util
 import json
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from normscope_lab.engine.experiment import experiment_named
+from normscope_lab.engine.experiment import names
 from normscope_lab.results.reproduction import Reproduction
 
 ROOT = Path(__file__).parent.parent
@@ -39,12 +38,20 @@ def test_every_kept_run_is_whole(folder):
     assert all((KEPT / folder / picture).exists() for picture in found["pictures"])
 
 
-def test_a_kept_finding_follows_from_the_kept_rows():
-    folder = KEPT / "hessian-quick"
-    found = json.loads((folder / "findings.json").read_text(encoding="utf-8"))
-    with (folder / "results.csv").open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    for row in rows:
-        row.update({name: float(row[name]) for name in ("channels", "groups", "least", "median", "bound")})
-    again = experiment_named("hessian").findings(found["settings"], rows)
-    assert [finding.ours for finding in again] == [finding["ours"] for finding in found["findings"]]
+@pytest.mark.parametrize("folder", sorted(path.name for path in KEPT.iterdir()))
+def test_every_kept_finding_follows_from_the_kept_rows(tool, folder):
+    found = json.loads((KEPT / folder / "findings.json").read_text(encoding="utf-8"))
+    assert tool.findings(KEPT / folder) == found["findings"]
+
+
+def test_runs_without_a_result_are_listed_with_their_command(tool):
+    page = (ROOT / "docs" / "reproductions.md").read_text(encoding="utf-8")
+    missing = [run for run in tool.PLANNED if not (KEPT / run.name).exists()]
+    assert all(f"| {run.name} | {run.decides} |" in page for run in missing)
+    assert {run.command.split()[0] for run in tool.PLANNED} <= set(names())
+    assert tool.commands(Path("/runs")).count("-o /runs/") == len(tool.PLANNED)
+
+
+def test_commands_are_shown_without_the_folders_of_one_machine(tool):
+    command = "normscope reproduce vit --data /tmp/data -o /tmp/runs/vit --set 'epochs=[1, 2]'"
+    assert tool.short(command) == "normscope reproduce vit --data data -o vit --set 'epochs=[1, 2]'"

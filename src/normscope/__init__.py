@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from normscope.rewrite.fold import fold
     from normscope.rewrite.swap import swap
     from normscope.separation.selectable import selectable
+    from normscope.studies.certified_scales import static_scales
     from normscope.studies.inspect import inspect
     from normscope.studies.keys import keys
     from normscope.studies.ranges import ranges
     from normscope.studies.separability import separability
+    from normscope.studies.spikes import spikes
     from normscope.studies.vocab import vocab
     from normscope.verify_file import verify
 
@@ -43,6 +45,8 @@ _HOMES = {
     "ranges": "studies.ranges",
     "selectable": "separation.selectable",
     "separability": "studies.separability",
+    "spikes": "studies.spikes",
+    "static_scales": "studies.certified_scales",
     "swap": "rewrite.swap",
     "verify": "verify_file",
     "vocab": "studies.vocab",
@@ -67,6 +71,8 @@ __all__ = [
     "results",
     "selectable",
     "separability",
+    "spikes",
+    "static_scales",
     "swap",
     "verify",
     "vocab",

@@ -29,7 +29,7 @@ def verify(
         A file written by `save` or by a command with -o.
     against
         What the result must be about, to compare with: an array of keys, a file with the samples of
-        `memorize`, or the model of `vocab` if it has moved.
+        `memorize`, or the model of `vocab` or `ranges` if it has moved or was in memory.
     label
         The column of labels in a file of samples.
     progress
@@ -54,7 +54,7 @@ def verify(
     if result.checked_by is None:
         raise InputError(
             f"{target} contains a result of type {result.kind}, which has no certificates to check: files that keys, "
-            "vocab, memorize, shatter and normscope.selectable save have them"
+            "vocab, ranges, memorize, shatter and normscope.selectable save have them"
         )
     check = named(result.checked_by)
     if result.reread_by is not None:

@@ -3,7 +3,7 @@
 from normscope.bounds.activations import ACTIVATIONS, Activation
 from normscope.bounds.attention_scores import Scores, rotary_range, score_range
 from normscope.bounds.neurons import cheap, hidden_range, intervals
-from normscope.bounds.tight import Tight, tight, witness
+from normscope.bounds.tight_bound import Tight, tight, witness
 from normscope.certificates.neuron_certificates import NeuronCertificate, Neurons, ScoreCertificate
 
 __all__ = [

@@ -149,9 +149,14 @@ def reader_range(rows: Floats, offset: Floats) -> tuple[Floats, Floats]:
 
 def norms(rows: Floats) -> Floats:
     """Lengths of rows of any size."""
-    scale = np.abs(rows).max(axis=1, initial=0.0)
-    safe = np.where(scale > 0, scale, 1.0)
-    return np.asarray(np.sqrt(np.einsum("jn,jn->j", rows / safe[:, None], rows / safe[:, None])) * safe)
+    square = np.asarray(np.einsum("jn,jn->j", rows, rows))
+    length: Floats = np.sqrt(square)
+    odd = np.flatnonzero(~((square > 1e-280) & (square < 1e280)))  # squares that underflow or overflow
+    if len(odd):
+        scale = np.abs(rows[odd]).max(axis=1, initial=0.0)
+        scale = np.where(scale > 0, scale, 1.0)
+        length[odd] = np.linalg.norm(rows[odd] / scale[:, None], axis=1) * scale
+    return length
 
 
 def lift_weight(neurons: Neurons) -> float:
@@ -162,10 +167,14 @@ def lift_weight(neurons: Neurons) -> float:
     return float(np.sqrt(np.clip(shift / max(size, 1e-300), 1e-4, 1e4))) if shift > 0 else 0.0
 
 
-def largest_eigenvalue(trace: Floats, square: Floats, size: int) -> Floats:
-    """Above λmax of symmetric matrices, from trace and squared Frobenius norm."""
-    inside = np.maximum(0.0, (size - 1) / size * (square - trace * trace / size))
-    return np.asarray(trace / size + np.sqrt(inside))
+def largest_eigenvalue(trace: Floats, square: Floats, size: int, error: Floats) -> Floats:
+    """Above λmax of symmetric matrices, from squared Frobenius norms and from traces with an error.
+
+    The bound rises with the trace up to the Frobenius norm, then falls: the worst trace is the one nearest to it.
+    """
+    worst = np.clip(np.sqrt(np.maximum(square, 0.0)), trace - error, trace + error)
+    inside = np.maximum(0.0, (size - 1) / size * (square - worst * worst / size))
+    return np.asarray(worst / size + np.sqrt(inside))
 
 
 def product_multipliers(neurons: Neurons, d: Floats) -> Floats:
@@ -223,9 +232,7 @@ def _gated(neurons: Neurons, d: Floats) -> tuple[Floats, Floats]:
     ends = []
     for sign in (1.0, -1.0):
         trace = plain.sum(axis=1) + sign * (signed @ dot)
-        # The bound falls with the trace where X is far from a multiple of the identity: take both ends of its error.
-        square = ss + pp + 2 * sign * sp + slack * total
-        top = np.maximum(*(largest_eigenvalue(trace + off, square, n) for off in (-slack, slack)))
+        top = largest_eigenvalue(trace, ss + pp + 2 * sign * sp + slack * total, n, slack)
         ends.append(np.maximum(top + slack, 0.0) * (1 + tau * tau) * (1 + ROUND))
     low, high = -ends[1], ends[0]
     if act.at_zero:
@@ -253,8 +260,7 @@ def _plain(neurons: Neurons, d: Floats) -> tuple[Floats, Floats]:
     for square, positive in zip(squares, (above, below), strict=True):
         trace = positive @ size  # of Σ D·aa'/|a|, and Σ D·|a|
         slack = 8 * (n + count + 16) * EPS * trace
-        both = (largest_eigenvalue(trace + off, square + slack * trace, n) for off in (-slack, slack))
-        top = np.maximum(*both) + slack
+        top = largest_eigenvalue(trace, square + slack * trace, n, slack) + slack
         reach.append(np.sqrt((trace + slack) * (1 + tau * tau) * np.minimum(top, trace + slack)) / 2 * (1 + ROUND))
     return first - reach[1], last + reach[0]
 

@@ -211,7 +211,7 @@ def _gated_matrix(neurons: Neurons, d: Floats, mu: Floats, _: Floats) -> tuple[F
     X = (X + X.T) / 2
     X[-1] += linear @ b / 2
     X[:, -1] += linear @ b / 2
-    size, other = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1)
+    size, other = _lengths(a), _lengths(b)
     terms = spread * mu * size**2 + np.abs(cross) * size * other + spread / mu * other**2 + np.abs(linear) * other
     return X, float(terms.sum())
 
@@ -220,7 +220,7 @@ def _plain_matrix(neurons: Neurons, d: Floats, p: Floats, q: Floats) -> tuple[Fl
     rows = np.column_stack([neurons.a, neurons.a_offset])
     constants = _largest(neurons.activation, np.sign(d), p, q, *_ends(neurons.a, neurons.a_offset))
     constants = np.where(d == 0, 0.0, constants)
-    weight, size = np.abs(d), np.linalg.norm(rows, axis=1)
+    weight, size = np.abs(d), _lengths(rows)
     X = rows.T @ (rows * (weight * p)[:, None])
     X = (X + X.T) / 2
     X[-1] += (weight * q) @ rows / 2
@@ -275,9 +275,14 @@ def _product_at_most(left: Floats, right: Floats, lam: float) -> bool:
 
 def _ends(rows: Floats, offset: Floats) -> tuple[Floats, Floats]:
     """Where rows·u + offset is."""
-    radius = np.linalg.norm(rows, axis=1) * (1 + (rows.shape[1] + 8) * UNIT)
-    radius += np.where(rows.any(axis=1), 1e-150, 0.0)  # squares that underflow
+    radius = _lengths(rows) * (1 + (rows.shape[1] + 8) * UNIT)
     return offset - radius - 2 * UNIT * np.abs(offset), offset + radius + 2 * UNIT * np.abs(offset)
+
+
+def _lengths(rows: Floats) -> Floats:
+    """Lengths of rows, scaled by powers of two so that no square overflows or vanishes."""
+    power = np.frexp(np.abs(rows).max(axis=1, initial=0.0))[1]
+    return np.asarray(np.ldexp(np.linalg.norm(np.ldexp(rows, -power[:, None]), axis=1), power))
 
 
 def _product(neurons: Neurons, sign: Floats, mu: Floats) -> Floats:
@@ -289,8 +294,8 @@ def _product(neurons: Neurons, sign: Floats, mu: Floats) -> Floats:
     sizes = np.abs(neurons.a) * root[:, None] + np.abs(neurons.b) * np.abs(other)[:, None]
     middle = np.abs(neurons.a_offset * root + neurons.b_offset * other)
     middle += 8 * UNIT * (np.abs(neurons.a_offset) * root + np.abs(neurons.b_offset * other))
-    radius = np.linalg.norm(rows, axis=1) * (1 + (neurons.size + 8) * UNIT)
-    radius += 8 * UNIT * np.linalg.norm(sizes, axis=1) + 1e-150
+    radius = _lengths(rows) * (1 + (neurons.size + 8) * UNIT)
+    radius += 8 * UNIT * _lengths(sizes)
     return np.asarray((radius + middle) ** 2 / 4)
 
 

@@ -1,8 +1,8 @@
 """What proves the bound of one output of a layer: where its numbers are stored, and the multipliers.
 
-    reader   t = scale·(W[rows]·y + bias[rows])         y: the output of a norm, b + √N·G·Π·u with |u| ≤ 1
-    linear   output = w·t + shift                        bound: its largest value over the ball, in closed form
-    neurons  output = factor·Σ wⱼ·act(tⱼ)·vⱼ + shift     bound: by multipliers, see `neuron_certificates`
+reader   t = scale·(W[rows]·y + bias[rows])         y: the output of a norm, b + √N·G·Π·u with |u| ≤ 1
+linear   output = w·t + shift                        bound: its largest value over the ball, in closed form
+neurons  output = factor·Σ wⱼ·act(tⱼ)·vⱼ + shift     bound: by multipliers, see `neuron_certificates`
 """
 
 from dataclasses import dataclass, field

@@ -24,7 +24,7 @@ from normscope.cli.options import (
 )
 from normscope.errors import InputError
 
-__all__ = ["fold", "inspect", "keys", "memorize", "ranges", "separability", "shatter", "verify", "vocab"]
+__all__ = ["fold", "inspect", "keys", "memorize", "ranges", "separability", "shatter", "spikes", "verify", "vocab"]
 
 
 @command(page=True, picture=True)
@@ -44,18 +44,76 @@ def inspect(
     return ask(model_of(model), **run_on(text, inputs, lines), device=device, dtype=dtype, progress=progress)
 
 
-@command()
+@command(scales=True)
 def ranges(
     model: FolderArgument = None,
+    *,
     text: TextOption = None,
+    lines: LinesFlag = False,
+    inputs: InputsOption = None,
+    limit: Annotated[
+        str, typer.Option(help="Compare with float16, bfloat16, float8_e4m3, float32, or a number.")
+    ] = "float16",
+    tight: Annotated[
+        str,
+        typer.Option(
+            metavar="N",
+            help="Outputs of each layer behind activations that get a tight, certified bound, beside those that could "
+            "pass the limit; or: all.",
+        ),
+    ] = "4",
+    channel: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LAYER:N", help="One more output that gets a tight bound; may be repeated."),
+    ] = None,
+    device: DeviceOption = DEVICE,
+    dtype: DtypeOption = DTYPE,
+    scales: bool = False,
+) -> Any:
+    """How far every tensor of a model can go, over all inputs, from the weights alone: will it overflow?"""
+    given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype, "progress": progress}
+    if scales:
+        if (limit, tight, channel or None) != ("float16", "4", None):
+            raise InputError("--scales cannot be combined with --limit, --tight or --channel: it has its own table")
+        from normscope.studies.certified_scales import static_scales
+
+        return static_scales(model_of(model), **given)
+    from normscope.studies.ranges import ranges as ask
+
+    if tight != "all" and not tight.isdecimal():
+        raise InputError(f"--tight must be a whole number or all, got {tight!r}")
+    return ask(
+        model_of(model),
+        limit=limit,
+        tight=tight if tight == "all" else int(tight),
+        channels=[_layer_and_channel(each) for each in channel or ()],
+        **given,
+    )
+
+
+def _layer_and_channel(given: str) -> tuple[str, int]:
+    """A layer's name and one of its outputs, as --channel takes them."""
+    layer, _, number = given.rpartition(":")
+    if not layer or not number.isdecimal():
+        raise InputError(
+            f"--channel must be a layer and a number, such as model.layers.0.mlp.down_proj:7, got {given!r}"
+        )
+    return layer, int(number)
+
+
+@command(picture=True)
+def spikes(
+    model: FolderArgument = None,
+    text: TextOption = None,
+    lines: LinesFlag = False,
     inputs: InputsOption = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
 ) -> Any:
-    """How far each output of a linear layer that reads a norm can go, over all inputs, from the weights alone."""
-    from normscope.studies.ranges import ranges as ask
+    """Massive activations from the weights alone: channels that one token can make far larger than the others."""
+    from normscope.studies.spikes import spikes as ask
 
-    return ask(model_of(model), **run_on(text, inputs), device=device, dtype=dtype, progress=progress)
+    return ask(model_of(model), **run_on(text, inputs, lines), device=device, dtype=dtype, progress=progress)
 
 
 class At(StrEnum):
@@ -240,11 +298,15 @@ def verify(
     file: Annotated[
         Path,
         typer.Argument(
-            help="What `keys`, `vocab`, `memorize` or `shatter` saved with -o, or a result saved in Python."
+            help="What `keys`, `vocab`, `ranges`, `memorize` or `shatter` saved with -o, or a result saved in Python."
         ),
     ],
     samples: Annotated[
-        Path | None, typer.Argument(help="For a network of `normscope memorize`: the file that it memorises.")
+        Path | None,
+        typer.Argument(
+            help="For a network of `normscope memorize`: the file that it memorises. For `vocab` and `ranges`: the "
+            "model, if it has moved."
+        ),
     ] = None,
     label: Annotated[
         str | None, typer.Option(help="Column of labels in that file, as for `normscope memorize`.")

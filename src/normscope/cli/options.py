@@ -27,7 +27,7 @@ ModelArgument = Annotated[
 FolderArgument = Annotated[
     Path | None,
     typer.Argument(
-        help="A folder in Hugging Face format, with weights. Default: a small demo GPT.",
+        help="A folder in Hugging Face format, with weights, or a .gguf file. Default: a small demo GPT.",
         show_default=False,
     ),
 ]
@@ -46,6 +46,14 @@ HtmlOption = Annotated[Path | None, typer.Option("--html", help="Write one self-
 CsvFlag = Annotated[bool, typer.Option("--csv", metavar="", help="Print the main table as CSV, with all columns.")]
 AllFlag = Annotated[bool, typer.Option("--all", metavar="", help="Show all columns and tables.")]
 PictureOption = Annotated[Path | None, typer.Option("--picture", help="Write a picture here: .png, .svg or .pdf.")]
+ScalesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--scales",
+        help="Write certified scales of keys, values and layer inputs for float8_e4m3 here (.safetensors), under the "
+        "names that checkpoints use, and show what they cost on the text.",
+    ),
+]
 ForceFlag = Annotated[bool, typer.Option("--force", metavar="", help="Replace files that exist.")]
 InputsOption = Annotated[
     Path | None,
@@ -140,13 +148,14 @@ def printable(line: str) -> str:
 
 
 def command(
-    *, page: bool = False, picture: bool = False, saves: bool = True, resumes: bool = False
+    *, page: bool = False, picture: bool = False, scales: bool = False, saves: bool = True, resumes: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a command of a function that returns a result: every command saves, draws and shows it the same way.
 
-    Adds --json, --csv and --all; -o (with `saves`) and --force; --html (with `page`); --picture (with `picture`). A
-    command that `resumes` takes the path of -o as its argument `resume`, and saves there by itself. An argument `keep`
-    says whether the result will be saved. The exit code is 1 where a certificate does not hold.
+    Adds --json, --csv and --all; -o (with `saves`) and --force; --html (with `page`); --picture (with `picture`);
+    --scales (with `scales`): an argument of that name then says whether the result must have scales. A command that
+    `resumes` takes the path of -o as its argument `resume`, and saves there by itself. An argument `keep` says whether
+    the result will be saved. The exit code is 1 where a certificate does not hold.
     """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., None]:
@@ -156,6 +165,8 @@ def command(
             added["html"] = (HtmlOption, None)
         if picture:
             added["picture"] = (PictureOption, None)
+        if scales:
+            added["scales"] = (ScalesOption, None)
         if saves or resumes:
             added["save"] = (ResumeOption if resumes else SaveOption, None)
         if page or picture or saves:
@@ -169,6 +180,8 @@ def command(
                 options["resume"] = form["save"]
             if "keep" in own.parameters:
                 options["keep"] = form["save"] is not None
+            if scales:
+                options["scales"] = form["scales"] is not None
             try:
                 result = function(*args, **options)
             except NotCertifiedError as error:
@@ -178,7 +191,9 @@ def command(
             _finish(result, form, resumes)
 
         parameters = [
-            each for each in own.parameters.values() if each.name != "keep" and not (resumes and each.name == "resume")
+            each
+            for each in own.parameters.values()
+            if each.name not in ("keep", "scales") and not (resumes and each.name == "resume")
         ]
         keyword = inspect.Parameter.KEYWORD_ONLY
         extra = [
@@ -209,6 +224,10 @@ def _require_possible(form: Mapping[str, Any], resumes: bool) -> None:
     require_writable(form.get("html"), PAGES, form.get("force", False))
     require_writable(form.get("picture"), PICTURES, form.get("force", False))
     require_writable(form.get("save"), ENDINGS, form.get("force", False) or resumes)
+    require_writable(form.get("scales"), ENDINGS, form.get("force", False))
+    both = [form[name].resolve() for name in ("scales", "save") if form.get(name) is not None]
+    if len(both) != len(set(both)):
+        raise InputError(f"--scales and -o must be different files, got {form['save']} for both")
 
 
 def _finish(result: Any, form: Mapping[str, Any], resumes: bool) -> None:
@@ -218,6 +237,8 @@ def _finish(result: Any, form: Mapping[str, Any], resumes: bool) -> None:
 
         contents[form["html"]] = render(result).encode()
     contents |= picture_of(form.get("picture"), result.plot)
+    if form.get("scales") is not None:
+        contents[form["scales"]] = result.scales_file()
     if form.get("save") is not None and not resumes:
         contents[form["save"]] = result.to_bytes()
     write(contents)

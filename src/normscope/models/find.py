@@ -22,7 +22,7 @@ from normscope.models.example_inputs import example_inputs
 from normscope.models.float64_run import run_call
 from normscope.models.gguf_model import gguf_config
 from normscope.models.graph import ModelGraph, trace
-from normscope.models.in_place import FunctionNorm, InPlace, function_norms, in_place
+from normscope.models.in_place import FunctionNorm, InPlace, function_norms, in_place, likeness
 from normscope.models.norms_by_name import norms_by_name
 from normscope.models.probe import Form, form_of
 from normscope.models.weights import Weights
@@ -194,9 +194,14 @@ def _norms(model: nn.Module, graph: ModelGraph | None, untraced: str | None, sto
         return stored(name)[1]
 
     paths = []
+    known: dict[Any, InPlace] = {}  # calls that do the same are run once
     for path, kind, alone in _candidates(model):
         paths.append(path)
-        seen = InPlace(alone, unchecked=untraced) if graph is None else in_place(graph, model, path, alone, values)
+        if graph is None:
+            seen = InPlace(alone, unchecked=untraced)
+        else:
+            key = (_likeness(model.get_submodule(path)), alone, likeness(graph, path))
+            seen = known[key] = known.get(key) or in_place(graph, model, path, alone, values)
         yield _found(path, kind, seen, stored)
     if graph is not None:
         for called in function_norms(graph, paths):

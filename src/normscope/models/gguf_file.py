@@ -29,6 +29,7 @@ VERSIONS = (2, 3)
 MOST_DIMENSIONS = 4
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # type -> struct
 TEXT, ARRAY = 8, 9
+LENGTH = struct.Struct("<Q")  # of a text
 DAMAGED = "the file is truncated or damaged: copy or download it again"
 
 # types that are plain numbers -> (name in torch, numpy's little-endian dtype); all others are decoded
@@ -93,13 +94,8 @@ def outline(path: Path) -> bytes:
         for _ in range(pairs):
             begin = cursor.position
             key, kind = cursor.text(), cursor.number("I")
-            if kind == ARRAY:
-                texts = cursor.number("I") == TEXT
-                cursor.position -= 4
-                _skip_array(cursor, key)
-            else:
-                texts = False
-                cursor.text() if kind == TEXT else cursor.number(_scalar(kind, key))
+            texts = kind == ARRAY and struct.unpack_from("<I", data, cursor.position)[0] == TEXT
+            _skip_value(cursor, key, kind)
             if not texts and key != "general.alignment":
                 kept.append(data[begin : cursor.position])
         names = [_tensor(cursor)[0].encode() for _ in range(count)]
@@ -183,11 +179,27 @@ def _pairs(cursor: _Cursor, count: int) -> dict[str, Any]:
     return values
 
 
+def _skip_value(cursor: _Cursor, key: str, kind: int) -> None:
+    if kind == ARRAY:
+        _skip_array(cursor, key)
+    elif kind == TEXT:
+        cursor.text()
+    else:
+        cursor.number(_scalar(kind, key))
+
+
 def _skip_array(cursor: _Cursor, key: str) -> None:
     kind, length = cursor.number("I"), cursor.number("Q")
     if kind == TEXT:
-        for _ in range(length):
-            cursor.skip(cursor.number("Q"))
+        data, last, position = cursor.data, cursor.size - LENGTH.size, cursor.position
+        for _ in range(length):  # one for each token of a vocabulary
+            if position > last:
+                break
+            position += LENGTH.size + LENGTH.unpack_from(data, position)[0]
+        else:
+            cursor.skip(position - cursor.position)
+            return
+        cursor.skip(position + LENGTH.size - cursor.position)  # beyond the end, which is an error
     else:
         cursor.skip(length * struct.calcsize("<" + _scalar(kind, key)))
 

@@ -86,4 +86,6 @@ def _pixels(settings: Mapping[str, Any]) -> tuple[float, float] | None:
     if not means or not deviations or len(means) != len(deviations) or min(deviations) <= 0:
         return None
     pairs = list(zip(means, deviations, strict=True))
-    return min((0.0 - mean) / deviation for mean, deviation in pairs), max((top - mean) / deviation for mean, deviation in pairs)
+    return min((0.0 - mean) / deviation for mean, deviation in pairs), max(
+        (top - mean) / deviation for mean, deviation in pairs
+    )

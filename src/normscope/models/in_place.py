@@ -96,6 +96,28 @@ def in_place(graph: ModelGraph, model: nn.Module, path: str, alone: Form, values
     return seen[0]
 
 
+def likeness(graph: ModelGraph, path: str) -> Any:
+    """A key that is equal for modules whose calls do the same with their own tensors, up to the names of values."""
+    return tuple(_operations(graph, path, call) for call in graph.calls_of(path))
+
+
+def _operations(graph: ModelGraph, path: str, call: Call) -> Any:
+    made = {node: place for place, node in enumerate(call)}
+    given = {node: place for place, node in enumerate(graph.entering(path, call))}
+
+    def described(node: Node) -> str:
+        if node in made:
+            return f"made {made[node]}"
+        if node in given:
+            return f"given {given[node]} {_shape(node)} {node.meta['val'].dtype}"
+        name = graph.stored_name(node) or ""
+        own = name.startswith(f"{path}.") and name.count(".") == path.count(".") + 1
+        return f"own {name[len(path) :]} {_shape(node)}" if own else node.name
+
+    operations = [(node.target, repr(torch.fx.map_arg((node.args, node.kwargs), described))) for node in call]
+    return tuple(operations), tuple(made[node] for node in graph.leaving(call))
+
+
 def _refused(alone: Form, reason: str) -> Form:
     return alone if alone.problem is not None else Form(alone.size, problem=reason)
 

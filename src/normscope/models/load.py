@@ -31,9 +31,7 @@ def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32") -> nn
     Quantized tensors of a .gguf file are decoded.
     """
     require_dtype(dtype)
-    config = known_config(path)
-    model = _from_gguf(path, dtype) if is_gguf(path) else _from_folder(path, config, dtype)
-    warn_of_notes(path, config)
+    model = _from_gguf(path, dtype) if is_gguf(path) else _from_folder(path, dtype)
     try:
         placed: nn.Module = model.eval().to(device)
     except Exception as error:
@@ -48,6 +46,7 @@ def open_weights(path: Path, *, dtype: str = "float32") -> tuple[nn.Module, Weig
     with named(path):
         model = build_architecture(config)
     assert model is not None
+    _warn_of_notes(path, config)
     return model, Weights.of_checkpoint(open_checkpoint(path), model, dtype=dtype)
 
 
@@ -72,10 +71,10 @@ def require_dtype(dtype: str) -> None:
         raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
 
 
-def warn_of_notes(path: Path, config: dict[str, Any]) -> None:
+def _warn_of_notes(path: Path, config: dict[str, Any]) -> None:
     """Warn of what in a config.json is not supported."""
     for note in notes_on(config):
-        warnings.warn(f"{path}: {note}", library.NotFollowedWarning, stacklevel=3)
+        warnings.warn(f"{path}: {note}", library.NotFollowedWarning, stacklevel=4)
 
 
 def _from_gguf(path: Path, dtype: str) -> nn.Module:
@@ -84,9 +83,10 @@ def _from_gguf(path: Path, dtype: str) -> nn.Module:
     return model
 
 
-def _from_folder(path: Path, config: dict[str, Any], dtype: str) -> nn.Module:
+def _from_folder(path: Path, dtype: str) -> nn.Module:
     from transformers import AutoModel
 
+    config = known_config(path)
     with named(path), explained(config, "the model can't be loaded"):
         described = described_config(config)
         known: Any = library.model_class(described.architectures) or AutoModel
@@ -99,6 +99,7 @@ def _from_folder(path: Path, config: dict[str, Any], dtype: str) -> nn.Module:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported in `loaded`, and refused below by name
         )
+    _warn_of_notes(path, config)
     _require_all_weights(path, loaded)
     loaded_model: nn.Module = model
     return loaded_model
@@ -152,18 +153,12 @@ def load_tokenizer(path: Path) -> Any:
 
 
 def _gguf_tokenizer(path: Path) -> Any:
-    from transformers import AutoTokenizer
+    """The tokenizer in a .gguf file; not by AutoTokenizer, which reads the file in a way that takes seconds."""
+    from transformers import PreTrainedTokenizerFast
 
-    config = known_config(path)
-    with TemporaryDirectory() as folder, named(path), explained(config, "no tokenizer can be made from the file"):
+    with TemporaryDirectory() as folder, named(path), explained({}, "no tokenizer can be made from the file"):
         (Path(folder) / path.name).symlink_to(path.resolve())  # alone: files beside it may belong to another model
-        return AutoTokenizer.from_pretrained(
-            folder,
-            gguf_file=path.name,
-            config=described_config(config),
-            local_files_only=True,
-            trust_remote_code=False,
-        )
+        return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=path.name, local_files_only=True)
 
 
 class TextBatches:

@@ -120,18 +120,23 @@ def _probe(module: nn.Module, shape: tuple[int, ...]) -> Form:
     subject, drawn = _with_drawn_parameters(module, rng)
     if _normalizes_positions(subject, rng):
         return Form(size, problem="takes its statistics over positions, separately for each channel")
-    refusals, problems = [], []
-    for axis, function in _layouts(subject, shape):
+    refusals, problems, fitted = [], [], []
+    for place, (axis, function) in enumerate(_layouts(subject, shape)):
         try:
             form = fit(function, size, drawn, rng)
         except NoOutputError as refusal:
             refusals.append(str(refusal))
             continue
         if form.problem is None:
-            pools = bool(refusals) and axis == -1 and _pools_space(subject, shape, rng)
-            return replace(with_declared_eps(form, module), axis=axis, pools_space=pools)
-        problems.append(form.problem)
-    return Form(size, problem=(problems + refusals)[0])
+            fitted.append(replace(with_declared_eps(form, module), axis=axis))
+            if place == 0:
+                break
+        else:
+            problems.append(form.problem)
+    if not fitted:
+        return Form(size, problem=(problems + refusals)[0])
+    found = fitted[-1]  # vectors (samples, channels) are laid out the same for channels in axis 1 and in the last
+    return replace(found, pools_space=bool(refusals) and found.axis == -1 and _pools_space(subject, shape, rng))
 
 
 def with_declared_eps(form: Form, module: nn.Module) -> Form:

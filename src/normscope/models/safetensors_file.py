@@ -49,6 +49,9 @@ DTYPES = {
 }
 
 
+MOST_MAPPED = 2**28  # bytes read before a file is mapped anew: pages that were read count as memory of the process
+
+
 class SafetensorsFile:
     """The tensors of one file. ValueErrors say what is wrong with it; the caller adds its name."""
 
@@ -59,8 +62,13 @@ class SafetensorsFile:
         _check_layout(extents, data_size)
         self.shapes = {name: extent.shape for name, extent in extents.items()}
         self.dtypes = {name: DTYPES[extent.dtype][0] for name, extent in extents.items()}
+        self._path = path
+        self._reader: Any = self._opened()
+
+    def _opened(self) -> Any:
+        self._bytes = 0
         try:
-            self._reader: Any = safe_open(path, framework="pt")  # maps the file, reads none of its tensors
+            return safe_open(self._path, framework="pt")  # maps the file, reads none of its tensors
         except SafetensorError as error:
             raise InputError(f"{first_line(error)}; {DAMAGED}") from None
 
@@ -71,12 +79,16 @@ class SafetensorsFile:
         return self._read(name, lambda: self._reader.get_slice(name)[rows])
 
     def _read(self, name: str, read: Callable[[], torch.Tensor]) -> torch.Tensor:
+        if self._bytes > MOST_MAPPED:
+            self._reader = self._opened()
         try:
-            return read()
+            found = read()
         except (SafetensorError, RuntimeError) as error:
             raise InputError(
                 f"tensor {quoted(name)} of dtype {self.dtypes[name]} cannot be read: {first_line(error)}"
             ) from None
+        self._bytes += found.nbytes
+        return found
 
     def close(self) -> None:
         self._reader = None

@@ -4,7 +4,7 @@ Every study begins with a Subject, so all of them take the same arguments and re
 (the module with its weights, the norms, the graph, the batches) is computed once, when first needed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -19,13 +19,12 @@ from normscope.models.find import find, find_stored, find_traced
 from normscope.models.held_types import held_otherwise, input_ranges
 from normscope.models.load import (
     TextBatches,
-    known_config,
     load_model,
+    load_tokenizer,
     named,
     open_weights,
     read_text,
     text_batches,
-    warn_of_notes,
 )
 from normscope.models.weights import Weights
 from normscope.results.inventory import Inventory
@@ -71,6 +70,11 @@ class Subject:
     def runs(self) -> bool:
         """Whether there is something to run the model on."""
         return self._text is not None or self._inputs is not None
+
+    @property
+    def dtype(self) -> str | None:
+        """The type to load a path in; None: float32, or that of the module."""
+        return self._dtype
 
     def require_runs(self, what: str) -> None:
         """Raise InputError if there is no text and no inputs."""
@@ -130,8 +134,21 @@ class Subject:
         with named(path):
             given = self.example if self._inputs is None else first_batch(model, self._first_given)
             inventory = find_stored(path, model, weights, given)
-        warn_of_notes(path, known_config(path))
         return inventory, weights
+
+    @property
+    def decoder(self) -> Callable[[int], str] | None:
+        """The text of a token; None without a text."""
+        if self._text is None or self.path is None:
+            return None
+        tokenizer = load_tokenizer(self.path)
+        return lambda token: str(tokenizer.decode([token]))
+
+    def without_text(self) -> "Subject":
+        """The same model without the text; itself where there is none."""
+        if self._text is None:
+            return self
+        return Subject(self._model, device=self._device, dtype=self._dtype)
 
     def held_otherwise(self, dtype: str) -> frozenset[str]:
         """The nodes of the graph that are not held in a half type when the model is: norms and softmax run in float32.

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from normscope.report.pictures import new_figure
+from normscope.report.pictures import as_label, new_figure
 from normscope.results.key_selection import KeySelection
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def keys_picture(result: KeySelection) -> "Figure":
     else:
         _draw_bars(ax, shares[:, 0])
     step = -(-len(layers) // NAMED)
-    ax.set_yticks(range(0, len(layers), step), [_cut(layer) for layer in layers[::step]])
+    ax.set_yticks(range(0, len(layers), step), [as_label(layer) for layer in layers[::step]])
     ax.tick_params(labelsize=7)
     ax.set_title(_title(result), fontsize=9)
     return figure
@@ -60,10 +60,4 @@ def _draw_bars(ax: Any, shares: Any) -> None:
 def _title(result: KeySelection) -> str:
     by = "no query of their head" if result.queries == "reachable" else "no query"
     among = "those up to it" if result.rivals == "causal" else "all of its sequence"
-    return f"{_cut(result.model)}: keys {result._where}\nthat {by} can select, each against {among}"
-
-
-def _cut(name: str, longest: int = 40) -> str:
-    """A name as text that is not taken for a formula, its end kept where it is too long."""
-    shown = name if len(name) <= longest else f"…{name[1 - longest :]}"
-    return shown.replace("$", r"\$")
+    return f"{as_label(result.model)}: keys {result._where}\nthat {by} can select, each against {among}"

@@ -94,6 +94,12 @@ def _lengths(norm: NormGeometry) -> Floats:
     return norm.axes.lengths
 
 
+def as_label(name: str, longest: int = 40) -> str:
+    """A name as text that is not taken for a formula, its end kept where it is too long."""
+    shown = name if len(name) <= longest else f"…{name[1 - longest :]}"
+    return shown.replace("$", r"\$")
+
+
 def new_figure(width: float, height: float) -> "Figure":
     """An empty figure of a size in inches, laid out so that nothing overlaps."""
     from matplotlib.figure import Figure  # not pyplot: no display, no global state

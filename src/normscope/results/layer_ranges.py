@@ -13,7 +13,18 @@ NEAR_ENOUGH = 1e-6  # relative gap between an exact bound and the output for its
 TYPES = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float8_e4m3": 448.0, "float32": 3.4028234663852886e38}
 UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float8_e4m3": 2.0**-4, "float32": 2.0**-24}  # unit roundoff
 What = Literal[
-    "output", "queries", "keys", "values", "scores", "heads", "hidden", "stream", "norm input", "model output", "tensor"
+    "output",
+    "queries",
+    "keys",
+    "values",
+    "scores",
+    "heads",
+    "hidden",
+    "stream",
+    "branch",
+    "norm input",
+    "model output",
+    "tensor",
 ]
 Grade = Literal["exact", "heads", "tight", "quadratic", "intervals"]
 Verdict = Literal["excluded", "too close to call", "not excluded", "reached", "unbounded"]
@@ -21,7 +32,7 @@ Verdict = Literal["excluded", "too close to call", "not excluded", "reached", "u
 
 def share(value: float) -> str:
     """A share of a bound, as a table shows it."""
-    return f"{value:.2f}" if value >= 0.005 else f"{value:.0e}"
+    return f"{value:.2f}" if value >= 0.005 or value == 0 else f"{value:.0e}"
 
 
 @dataclass(frozen=True)
@@ -105,7 +116,7 @@ class Limit:
 class LayerRanges(
     Result,
     kind="layer_ranges",
-    schema_version=3,
+    schema_version=4,
     checked_by="normscope.certificates.check_ranges:check",
     reread_by="normscope.models.range_tensors:reread",
     remarked_by="normscope.rules.layer_ranges:remarks",
@@ -123,6 +134,7 @@ class LayerRanges(
     others: Annotated[tuple[TensorRange, ...], Table("Further tensors that can pass the limit", most=12)]
     certificates: tuple[RangeCertificate, ...] = ()
     text: str | None = None
+    dtype: str | None = None  # it was read in; None: float32, or that of the module
 
     @property
     def not_covered(self) -> tuple[NotCovered, ...]:
@@ -134,9 +146,7 @@ class LayerRanges(
         """Whether no witness passes its bound, and those of exact bounds come near them."""
         rows = [row for row in (*self.layers, *self.tensors) if row.reached is not None and row.bound is not None]
         inside = all(abs(row.reached or 0.0) <= abs(row.bound or 0.0) * (1 + 1e-9) + 1e-12 for row in rows)
-        return inside and all(
-            row.ratio is None or row.ratio <= 1 + NEAR_ENOUGH for row in rows if row.grade == "exact"
-        )
+        return inside and all(row.ratio is None or row.ratio <= 1 + NEAR_ENOUGH for row in rows if row.grade == "exact")
 
     def __repr__(self) -> str:
         bounded = [row for row in self.layers if row.bound is not None]

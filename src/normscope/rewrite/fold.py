@@ -66,7 +66,7 @@ def fold(
     Parameters
     ----------
     model
-        A folder in Hugging Face format, or a torch module, which is not changed.
+        A folder in Hugging Face format, a .gguf file, or a torch module, which is not changed.
     text, inputs
         Text or inputs to trace and certify the model on: the first batch. Models of transformers need neither.
     out

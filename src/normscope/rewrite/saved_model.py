@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from normscope.files import new_folder
 from normscope.models.architecture import stored_names
 from normscope.models.checkpoint import open_checkpoint
 from normscope.models.float64_run import difference, evaluate, floats, outputs_of
-from normscope.models.load import DTYPES, load_model
+from normscope.models.load import DTYPES, load_model, load_tokenizer
 from normscope.models.transformers_library import locked
 from normscope.results.folding import Folding
 from normscope.results.result import FOLDER_FILE
@@ -94,6 +95,8 @@ def save_folding(folding: Folding, path: str | os.PathLike[str]) -> Folding:
         for file, name in _texts(None if source is None else source.folder):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, folder / name)
+        if source is not None and source.folder.is_file():
+            _write_tokenizer(source.folder, folder)
         folding = _write_program(folding, folder) if folding.rms else _write_weights(folding, folder)
         _require_certified(folding)
         text = json.dumps(folding.to_dict(), indent=2, allow_nan=False)
@@ -173,6 +176,12 @@ def _texts(source: Path | None) -> Iterator[tuple[Path, Path]]:
             yield path, name
 
 
+def _write_tokenizer(file: Path, folder: Path) -> None:
+    """The tokenizer of a .gguf file, if there is one that transformers can read."""
+    with suppress(CheckpointError):
+        load_tokenizer(file).save_pretrained(folder)
+
+
 def _require_same_tensors(stored: StoredTensors, wanted: StoredTensors, names: Iterable[str]) -> None:
     """Refuse a folder that loads tensors other than the certified ones."""
     for name in names:
@@ -190,6 +199,8 @@ def _require_same_outputs(folding: Folding, outputs: list[Tensor]) -> None:
 
 def _unused(source: Source, folder: Path, model: nn.Module, known: StoredTensors) -> tuple[str, ...]:
     """Tensors of a checkpoint that the model described by its config.json does not use under any name."""
+    if source.folder.is_file():  # a .gguf file, whose tensors have names of their own
+        return ()
     with open_checkpoint(folder) as written:
         saved = set(written.names)
     names = stored_names(model, source.names)

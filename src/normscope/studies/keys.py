@@ -60,7 +60,7 @@ def keys(
     Parameters
     ----------
     model
-        A folder in Hugging Face format, or a torch module.
+        A folder in Hugging Face format, a .gguf file, or a torch module.
     text, inputs
         Text or inputs to run the model on. Padding is left out.
     at

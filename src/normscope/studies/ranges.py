@@ -11,38 +11,45 @@ run through the model's own operations in float64.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from torch.fx import Node
 
-from normscope.bounds.tight import tight as tightened
-from normscope.bounds.tight import witness
+from normscope.bounds.tight_bound import tight as tightened
+from normscope.bounds.tight_bound import witness
+from normscope.certificates.check_ranges import direction_of, output_of
 from normscope.certificates.neuron_certificates import Neurons
 from normscope.certificates.range_certificates import Matrix, RangeCertificate, Reader
-from normscope.checks import Floats, as_floats, frozen
+from normscope.checks import Floats, frozen
 from normscope.errors import InputError
 from normscope.models.batches import Inputs
 from normscope.models.float64_run import run_between, run_call
-from normscope.models.graph import ModelGraph
-from normscope.models.graph_operations import is_float, kind_of
+from normscope.models.graph import LinearReader, ModelGraph
+from normscope.models.graph_operations import handed_on, kind_of
 from normscope.models.subject import Subject, Text
+from normscope.models.weights import Weights
 from normscope.norm import Norm
 from normscope.progress import Progress, silent
 from normscope.results.inventory import FoundNorm
-from normscope.results.layer_ranges import TYPES, UNITS, Grade, LayerRanges, Limit, TensorRange, Verdict, What
+from normscope.results.layer_ranges import TYPES, UNITS, Grade, LayerRanges, Limit, TensorRange, Verdict
 from normscope.studies.observed import Observed, Seen, observed
+from normscope.tensors.linear_rows import Ball, Linear, ProductRows, reads_norm
 from normscope.tensors.products import Outputs
 from normscope.tensors.roles import Role, roles_of
-from normscope.tensors.rows import Ball, Linear, NormRows, ProductRows
-from normscope.tensors.values import Function, Gated, Value
+from normscope.tensors.values import Gated, Value
 from normscope.tensors.walk import NormCall, Walk
 
+LARGEST_WHOLE = 2**26  # numbers of a matrix that is read as a whole: 256 MB
 LARGEST_RUN = 2**27  # numbers of a matrix that a witness is run through in float64: 1 GB
+WIDEST_RUN = 4096  # channels of a norm behind which attention is run
 TIGHTENED = 4  # outputs of every layer that are tightened: those with the largest bounds
 MATRICES = {"conv1d", "conv2d", "conv3d", "conv_transpose2d"}
 
@@ -125,7 +132,17 @@ class Written:
     channel: int
     sign: int
     direction: Floats | None  # of the norm, for that channel
-    weights: Floats | None  # the layer's row, where it reads the norm
+    weights: Floats | None  # the layer's row, where it reads the norm as it is
+    matrix: Matrix | None = None  # where that row is stored
+
+
+@dataclass(frozen=True, eq=False)
+class Driven:
+    """A witness: an input of a norm, and the output of the layer for it."""
+
+    input: Floats
+    reached: float
+    grade: Grade
 
 
 class RangeSearch:
@@ -140,66 +157,75 @@ class RangeSearch:
         channels: Sequence[tuple[str, int]] = (),
     ) -> None:
         self.subject, self.limit, self.largest, self._tight = subject, limit, largest, tight
-        inventory = subject.traced
+        # Bounds do not depend on the length of the text: a short call is enough to trace.
+        plain = subject.without_text()
+        inventory = plain.traced
         assert inventory.graph is not None
         self.graph: ModelGraph = inventory.graph
-        self.stored = Recent(subject.weights)
+        self.stored = Recent(plain.weights)
         self.norms = {found.path: found for found in inventory.values() if found.path is not None}
         self.calls = _norm_calls(self.graph, self.norms)
         self.roles = roles_of(self.graph, self.norms)
         self.layers = {product.total: product.reader for product in self.graph.products.values()}
+        self._products = {product.total: node for node, product in self.graph.products.items()}
+        self.parameters = inventory.parameters
         self.certificates: list[RangeCertificate] = []
         self._wanted = _by_layer(channels)
-        self._written: dict[Node, list[Written]] = {}
+        # layers whose bias is another operation: what reads the neurons is not the whole output
+        self._in_two_steps = {
+            each.reader.weight_name for node, each in self.graph.products.items() if each.total is not node
+        }
+        self._written: dict[Node, dict[tuple[int, int], Written]] = {}
+        self._kinds: Counter[Node] = Counter()  # kinds of inputs that each layer has
+        self._counts: dict[Verdict, int] = dict.fromkeys(get_args(Verdict), 0)
+        self._others: list[TensorRange] = []
+        self._score_rows: list[TensorRange] = []
         self._scores: dict[Node, Value] = {}
         self._rounded = UNITS.get(limit, UNITS["float32"])
-        self._kept_apart = subject.held_otherwise(limit) if limit in ("float16", "bfloat16") else frozenset()
+        self._kept_apart = plain.held_otherwise(limit) if limit in ("float16", "bfloat16") else frozenset()
 
     def result(self, progress: Progress) -> LayerRanges:
         """All rows, and the verdict on the limit."""
+        rows = self.rows(progress)
+        seen = self.observe(rows) if self.subject.runs else {}
+        found = [_with_text(row, seen.get(node)) for node, row in rows.items()]
+        return LayerRanges(
+            self.subject.name,
+            None if self.subject.path is None else str(self.subject.path),
+            Limit(self.limit, self.largest, sum(self._counts.values()), *self._counts.values()),
+            tuple(row for row in found if row.what == "output"),
+            tuple([row for row in found if row.what != "output"] + self._score_rows),
+            tuple(self._others),
+            tuple(self.certificates),
+            self.subject.text,
+            self.subject.dtype,
+        )
+
+    def rows(self, progress: Progress = silent) -> dict[Node, TensorRange]:
+        """Walk over the graph: the rows of layers and of tensors with a role, in the order in which they run."""
+        with threadpool_limits(1):  # many small products: threads of several libraries would get in each other's way
+            return self._walked(progress)
+
+    def _walked(self, progress: Progress) -> dict[Node, TensorRange]:
         rows: dict[Node, TensorRange] = {}
-        others: list[TensorRange] = []
-        counts: dict[Verdict, int] = dict.fromkeys(("excluded", "too close to call", "not excluded", "reached", "unbounded"), 0)
-        walk = Walk(self.graph, self.stored, self.calls, self.subject.input_ranges, self._watch, self._scores.__setitem__)
-        total = len(self.graph.nodes)
-        for node, value in progress(_sized(walk.steps(), total), "tensors"):
-            if not isinstance(value, Value) or not is_float(node) or node in self.graph.constants:
+        walk = Walk(
+            self.graph, self.stored, self.calls, self.subject.input_ranges, self._watch, self._scores.__setitem__
+        )
+        for node, value in progress(_sized(walk.steps(), len(self.graph.nodes)), "tensors"):
+            if not isinstance(value, Value) or node.op != "call_function" or node in self.graph.constants:
                 continue
             row = self._row(node, value)
             if row is not None:
                 rows[node] = row
             if (scores := self._scores.pop(node, None)) is not None:
-                role = Role(self.graph.module_of(node), "scores")
-                others.append(self._tensor(role, scores, node))
-            if self._is_held(node):
-                verdict = self._verdict(value, row)
-                counts[verdict] += 1
-                if row is None and verdict not in ("excluded",):
-                    others.append(self._tensor(Role(self.graph.module_of(node), "tensor"), value, node))
-        seen = self._observe(rows) if self.subject.runs else {}
-        rows = {node: _with_text(row, seen.get(node)) for node, row in rows.items()}
-        layers = tuple(row for row in rows.values() if row.what == "output")
-        scores_rows = [row for row in others if row.what == "scores"]
-        limit = Limit(
-            self.limit,
-            self.largest,
-            sum(counts.values()),
-            counts["excluded"],
-            counts["too close to call"],
-            counts["not excluded"],
-            counts["reached"],
-            counts["unbounded"],
-        )
-        return LayerRanges(
-            self.subject.name,
-            None if self.subject.path is None else str(self.subject.path),
-            limit,
-            layers,
-            tuple([row for row in rows.values() if row.what != "output"] + scores_rows),
-            tuple(row for row in others if row.what == "tensor"),
-            tuple(self.certificates),
-            self.subject.text,
-        )
+                self._score_rows.append(self._tensor(Role(self.graph.module_of(node), "scores"), scores))
+            if node.name in self._kept_apart:
+                continue
+            verdict = self._verdict(value, row)
+            self._counts[verdict] += 1
+            if row is None and verdict != "excluded":
+                self._others.append(self._tensor(Role(self.graph.module_of(node), "tensor"), value))
+        return rows
 
     # ---- rows ------------------------------------------------------------------------------------------------
 
@@ -208,11 +234,27 @@ class RangeSearch:
         if node in self.layers:
             return self._layer(node, value)
         if kind_of(node) in MATRICES:
-            return self._tensor(Role(self.graph.module_of(node), "output"), value, node)
+            return self._tensor(Role(self.graph.module_of(node), "output"), value)
         role = self.roles.get(node)
-        return None if role is None else self._tensor(role, value, node)
+        if role is None:
+            return None
+        row = self._tensor(role, value)
+        return self._with_witness(node, value, row) if role.what == "heads" else row
 
-    def _tensor(self, role: Role, value: Value, node: Node) -> TensorRange:
+    def _with_witness(self, node: Node, value: Value, row: TensorRange) -> TensorRange:
+        """A tensor that is linear in a norm's directions, with a witness for its largest channel."""
+        form = value.form
+        if not isinstance(form, Linear) or form.shrinks or row.channel is None or form.ball.size > WIDEST_RUN:
+            return row
+        assert row.bound is not None
+        sign = 1 if row.bound > 0 else -1
+        ends = value.high if sign > 0 else value.low
+        unit = np.flatnonzero(ends == row.bound)[:1]
+        direction = form.take(unit).matrix()[0]
+        driven = self._driven(node, Written("exact", form.ball, row.channel, sign, direction, None))
+        return row if driven is None else replace(row, reached=driven.reached, input=driven.input)
+
+    def _tensor(self, role: Role, value: Value) -> TensorRange:
         channels, lows, highs = _by_channel(value)
         low, high = float(lows.min(initial=np.inf)), float(highs.max(initial=-np.inf))
         bounded = math.isfinite(low) and math.isfinite(high)
@@ -241,27 +283,56 @@ class RangeSearch:
 
     def _layer(self, node: Node, value: Value) -> TensorRange:
         reader = self.layers[node]
-        row = replace(self._tensor(Role(reader.label, "output"), value, node), weight=reader.weight_name)
-        product = next(key for key, each in self.graph.products.items() if each.total is node)
-        written = self._written.pop(product, [])
-        if row.bound is None or not written:
+        row = replace(self._tensor(Role(reader.label, "output"), value), weight=reader.weight_name)
+        written = self._written.get(self._products[node], {})
+        if row.bound is None or row.channel is None or not written:
             return row
-        mine = [each for each in written if each.channel == row.channel and each.sign == (1 if row.bound > 0 else -1)]
-        best = mine[0] if mine else written[0]
-        norm = None if best.ball is None else best.ball.norm
-        row = replace(row, grade=best.grade if len(written) == 1 or mine else "intervals", norm=norm)
-        if not mine or best.direction is None or best.ball is None:
+        ball = next(iter(written.values())).ball
+        alone = self._kinds[self._products[node]] == 1
+        best = written.get((row.channel, 1 if row.bound > 0 else -1))
+        row = replace(row, grade="intervals" if best is None else best.grade, norm=None if ball is None else ball.norm)
+        if row.grade == "tight" and not (alone and self._is_proved(row)):
+            row = replace(row, grade="quadratic")
+        driven = None if best is None else self._driven(node, best)
+        if best is None or driven is None:
             return row
-        x = self._input(best.ball, best.direction * best.sign)
-        reached = self._reached(node, best, x)
-        if reached is None:
-            return row
-        verdict = self._verdict(value, replace(row, reached=reached))
-        return replace(row, reached=reached, input=frozen(x), verdict=verdict)
+        row = replace(row, reached=driven.reached, input=driven.input)
+        if alone and best.matrix is not None:
+            self._keep_closed_form(node, row, best)
+        return replace(row, verdict=self._verdict(value, row))
 
-    def _is_held(self, node: Node) -> bool:
-        """Whether a tensor is held in the type of the limit."""
-        return node.name not in self._kept_apart
+    def _is_proved(self, row: TensorRange) -> bool:
+        """Whether a certificate proves the bound of a layer, and not only that of a part of what it reads."""
+        bound, sign = row.bound or 0.0, 1 if (row.bound or 0.0) > 0 else -1
+        mine = [each for each in self.certificates if (each.layer, each.channel) == (row.layer, row.channel)]
+        near = 1e-12 * abs(bound)
+        return any(each.sign == sign and abs(each.bound - sign * bound) <= near for each in mine)
+
+    def _keep_closed_form(self, node: Node, row: TensorRange, best: Written) -> None:
+        """The certificate of a layer that reads a norm: where its numbers are stored."""
+        sign = 1 if best.sign > 0 else -1
+        assert best.matrix is not None
+        assert row.norm is not None
+        assert row.bound is not None
+        assert row.reached is not None
+        proof = RangeCertificate(
+            layer=row.layer,
+            channel=best.channel,
+            sign=1 if best.sign > 0 else -1,
+            bound=sign * row.bound,
+            reached=sign * row.reached,
+            norm=row.norm,
+            matrix=best.matrix,
+            shift=self._shift(node, best),
+            bias=self.layers[node].bias_name,
+            input=row.input,
+        )
+        self.certificates.append(proof)
+
+    def drive(self, node: Node, channel: int, sign: int) -> Driven | None:
+        """The witness of one output of a layer, if it was looked for."""
+        best = self._written.get(self._products.get(node, node), {}).get((channel, sign))
+        return None if best is None else self._driven(node, best)
 
     def _verdict(self, value: Value, row: TensorRange | None) -> Verdict:
         if not (np.isfinite(value.low).all() and np.isfinite(value.high).all()):
@@ -278,19 +349,23 @@ class RangeSearch:
 
     def _watch(self, node: Node, outputs: Outputs) -> None:
         """Tighten the outputs that decide, and remember how the largest is reached."""
+        self._kinds[node] += 1
         if outputs.activation is not None:
             self._tighten(node, outputs)
             return
         farthest = np.maximum(np.abs(outputs.low), np.abs(outputs.high))
         if not len(farthest) or not np.isfinite(farthest).all():
             return
-        channel = int(np.argmax(farthest))
-        sign = 1 if outputs.high[channel] == farthest[channel] else -1
-        direction = outputs.direction(channel)
-        grade: Grade = "intervals" if direction is None else "heads" if outputs.heads else "exact"
-        weights = outputs.weights(channel) if direction is not None and not outputs.heads else None
-        written = Written(grade, outputs.ball, channel, sign, direction, weights)
-        self._written.setdefault(node, []).append(written)
+        kept = self._written.setdefault(node, {})
+        some = np.argsort(-farthest, kind="stable")[: max(1, int(min(self._tight, TIGHTENED))) if outputs.heads else 1]
+        for channel in some.tolist():
+            sign = 1 if outputs.high[channel] == farthest[channel] else -1
+            direction = outputs.direction(channel)
+            grade: Grade = "intervals" if direction is None else "heads" if outputs.heads else "exact"
+            layer, reads = outputs.layer, grade == "exact" and reads_norm(outputs.form)
+            weights = outputs.weights(channel) if reads else None
+            matrix = Matrix(layer.name, layer.transposed, layer.expert) if reads else None
+            kept[channel, sign] = Written(grade, outputs.ball, channel, sign, direction, weights, matrix)
 
     def _tighten(self, node: Node, outputs: Outputs) -> None:
         reader = self.graph.products[node].reader if node in self.graph.products else None
@@ -298,41 +373,56 @@ class RangeSearch:
         farthest = np.maximum(np.abs(outputs.low), np.abs(outputs.high))
         order = np.argsort(-farthest, kind="stable")
         count = len(order) if math.isinf(self._tight) else int(self._tight)
-        chosen = dict.fromkeys(order[:count].tolist())
-        chosen |= dict.fromkeys(np.flatnonzero(farthest > self.largest).tolist())
-        chosen |= dict.fromkeys(channel for channel in self._wanted.get(label, ()) if channel < len(order))
+        named = [channel for channel in self._wanted.get(label, ()) if channel < len(order)]
         neurons = outputs.neurons()
-        named = set(self._wanted.get(label, ()))
         driven: dict[tuple[int, int], Floats] = {}
-        for channel in chosen:
-            both = outputs.high[channel] > self.largest and -outputs.low[channel] > self.largest
-            larger = 1 if outputs.high[channel] >= -outputs.low[channel] else -1
-            for sign in (larger, -larger) if both or channel in named else (larger,):
+
+        def settle(channel: int, sides: Iterable[int]) -> None:
+            for sign in sides:
                 driven[channel, sign] = self._tighten_one(label, outputs, neurons, channel, sign)
-        farthest = np.maximum(np.abs(outputs.low), np.abs(outputs.high))
-        channel = int(np.argmax(farthest))
-        sign = 1 if outputs.high[channel] == farthest[channel] else -1
-        grade: Grade = "tight" if (channel, sign) in driven else "quadratic"
-        if grade == "quadratic":
+
+        def larger(channel: int) -> int:
+            return 1 if outputs.high[channel] >= -outputs.low[channel] else -1
+
+        for channel in order[:count].tolist():
+            settle(channel, (larger(channel),))
+        for channel in named:
+            settle(channel, {1, -1} - {sign for at, sign in driven if at == channel})
+        # One output that stays beyond the limit decides for the tensor; until then, all that could pass it are tried.
+        while self._decides(outputs, driven, channel := _farthest(outputs)):
+            settle(channel, (larger(channel),))
+        channel = _farthest(outputs)
+        sign = larger(channel)
+        grades: dict[tuple[int, int], Grade] = dict.fromkeys(driven, "tight")
+        if (channel, sign) not in driven:
             driven[channel, sign] = witness(neurons, sign * outputs.weights(channel))[0]
-        written = Written(grade, outputs.ball, channel, sign, sign * driven[channel, sign], None)
-        self._written.setdefault(node, []).append(written)
+            grades[channel, sign] = "quadratic"
+        kept = self._written.setdefault(node, {})
+        for (channel, sign), u in driven.items():
+            kept[channel, sign] = Written(grades[channel, sign], outputs.ball, channel, sign, sign * u, None)
+
+    def _decides(self, outputs: Outputs, driven: Mapping[tuple[int, int], Floats], channel: int) -> bool:
+        """Whether an output could pass the limit and was not tightened on that side."""
+        low, high = float(outputs.low[channel]), float(outputs.high[channel])
+        return max(-low, high) > self.largest and (channel, 1 if high >= -low else -1) not in driven
 
     def _tighten_one(self, label: str, outputs: Outputs, neurons: Neurons, channel: int, sign: int) -> Floats:
         """Tighten one side of an output, keep its certificate, and return the direction of its witness."""
         row, shift = sign * outputs.weights(channel), sign * float(outputs.layer.shift[channel])
         found = tightened(neurons, row)
-        u, value = witness(neurons, row, found)
+        u, _ = witness(neurons, row, found)
         bound = float(np.nextafter(found.bound + shift, np.inf))
+        improves = bound < (outputs.high[channel] if sign > 0 else -outputs.low[channel])
         if sign > 0:
             outputs.high[channel] = min(outputs.high[channel], bound)
         else:
             outputs.low[channel] = max(outputs.low[channel], -bound)
-        proof = self._certificate(label, outputs, channel, sign, bound, found.certificate)
+        proof = self._certificate(label, outputs, channel, sign, bound, found.certificate) if improves else None
         if proof is not None:
             assert outputs.ball is not None
-            x = self._input(outputs.ball, u)
-            self.certificates.append(replace(proof, reached=float(value + shift), input=frozen(x)))
+            x, norm = self._input(outputs.ball, u), self.calls[outputs.ball.source].norm
+            reached = output_of(neurons, row, direction_of(norm, x)).value + shift
+            self.certificates.append(replace(proof, reached=reached, input=frozen(x)))
         return u
 
     def _certificate(
@@ -343,6 +433,8 @@ class RangeSearch:
         gate = _reader(form.gate if isinstance(form, Gated) else form.linear)
         up = _reader(form.up) if isinstance(form, Gated) else None
         if gate is None or (up is None and isinstance(form, Gated)) or (layer.bias is not None and not layer.bias_name):
+            return None
+        if layer.name in self._in_two_steps:
             return None
         assert outputs.ball is not None
         return RangeCertificate(
@@ -372,36 +464,30 @@ class RangeSearch:
         """An input of a norm with this direction, so large that eps is negligible."""
         return driving_input(self.calls[ball.source].norm, direction)
 
-    def _reached(self, node: Node, written: Written, x: Floats) -> float | None:
-        """What the model's own operations give for an input of the norm, at all tokens, in float64."""
-        ball = written.ball
-        assert ball is not None
-        import torch
-
+    def _driven(self, node: Node, written: Written) -> Driven | None:
+        """An input of the norm, and what the model's own operations give for it at all tokens, in float64."""
+        ball, direction = written.ball, written.direction
+        if ball is None or direction is None:
+            return None
+        x = self._input(ball, direction * written.sign)
         found = self.norms[ball.norm]
         call = next(call for call in self.graph.calls_of(ball.norm) if ball.source in call)
         entering = self.graph.entering(ball.norm, call)
         if found.gate is not None and found.gate.used_first:
             entering.reverse()
-        axis = found.axis
-
-        def filled(value: Node) -> Tensor:
-            shape = value.meta["val"].shape
-            view = [len(x) if at == axis % len(shape) else 1 for at in range(len(shape))]
-            return torch.from_numpy(x).reshape(view).expand(shape)
-
-        given = {value: filled(value) for value in entering[:1]}
+        given = {value: _along(x, value, found.axis) for value in entering[:1]}
         # A gate before the norm is the same for all channels: the norm then does not see it.
         given |= {value: torch.ones(value.meta["val"].shape, dtype=torch.float64) for value in entering[1:]}
         try:
-            if written.weights is not None:
+            if written.weights is None:
+                reached = self._run(node, given, written)
+            else:
                 output = run_call(self.graph, call, given, self.stored)[ball.source]
-                y = output.movedim(axis, -1).reshape(-1, len(x))[0].numpy()
-                under = self._shift(node, written)
-                return float(y @ written.weights) + under
-            return self._run(node, given, written)
+                y = output.movedim(found.axis, -1).reshape(-1, len(x))[0].numpy()
+                reached = float(y @ written.weights) + self._shift(node, written)
         except InputError:
             return None
+        return None if reached is None else Driven(frozen(x), reached, written.grade)
 
     def _shift(self, node: Node, written: Written) -> float:
         reader = self.layers[node]
@@ -410,48 +496,106 @@ class RangeSearch:
         return float(self.stored(reader.bias_name)[written.channel])
 
     def _run(self, node: Node, given: Mapping[Node, Tensor], written: Written) -> float | None:
-        reader = self.layers[node]
-        if self.stored(reader.weight_name).numel() > LARGEST_RUN:
+        if node in self.layers and self.stored(self.layers[node].weight_name).numel() > LARGEST_RUN:
             return None
         made = run_between(self.graph, given, node, self.stored)[..., written.channel]
         return float(made.max() if written.sign > 0 else made.min())
 
     # ---- what the text does ----------------------------------------------------------------------------------
 
-    def _observe(self, rows: Mapping[Node, TensorRange]) -> dict[Node, Seen]:
+    def observe(self, rows: Mapping[Node, TensorRange]) -> dict[Node, Seen]:
         """What happens at rows that are the output of a module, or the input of a norm, while the model runs."""
         places: dict[Node, Observed] = {}
         for node, row in rows.items():
             if row.what == "norm input" and row.layer in self.norms and self.norms[row.layer].function is None:
                 places[node] = Observed(row.layer, is_input=True, axis=self.norms[row.layer].axis)
-            elif (module := self._returned_by(node, row)) is not None:
+            elif (module := self._returned_by(node)) is not None:
                 places[node] = Observed(module, is_input=False)
         return observed(self.subject, places)
 
-    def _returned_by(self, node: Node, row: TensorRange) -> str | None:
-        """The module whose only output is this node."""
+    # ---- who reads a channel ---------------------------------------------------------------------------------
+
+    def readers(self) -> list[LinearReader]:
+        """The linear layers that read a norm, in the order in which they run."""
+        found = [reader for path in self.norms for reader in self.graph.linear_readers(path)]
+        order = {reader.label: place for place, reader in enumerate(self.graph.linear_layers())}
+        return sorted(found, key=lambda reader: order.get(reader.label, 0))
+
+    def column_sizes(self, reader: LinearReader) -> Floats | None:
+        """How much a layer that reads a norm weighs each channel of the norm's input: the size of its column."""
+        norm = next((path for path in self.norms if reader in self.graph.linear_readers(path)), None)
+        known = None if norm is None else self.norms[norm].norm
+        if known is None:
+            return None
+        matrix = self.stored(reader.weight_name)
+        matrix = matrix.T if reader.transposed else matrix
+        sizes = torch.linalg.vector_norm(matrix.float(), dim=0).double().numpy()
+        return sizes * np.abs(known.gain) if len(sizes) == known.size else None
+
+    def _returned_by(self, node: Node) -> str | None:
+        """The module whose only output is this node, possibly moved."""
+        if node in self.layers:
+            reader = self.layers[node]
+            return reader.name if reader.alone and len(self.graph.calls_of(reader.name)) == 1 else None
         path = self.graph.module_of(node)
         calls = self.graph.calls_of(path) if path else []
         if len(calls) != 1 or node not in calls[0]:
             return None
-        return path if self.graph.leaving(calls[0]) == [node] else None
+        returned = self.graph.leaving(calls[0])
+        source: Node | None = returned[0] if len(returned) == 1 else None
+        while source is not None and source is not node:
+            source = handed_on(source)
+        return path if source is node else None
 
 
 class Recent:
-    """Stored tensors, of which the last ones read are kept: a layer is looked at several times in a row."""
+    """Stored tensors. The last ones read are kept, as a layer is looked at several times in a row; large matrices are
+    read some rows at a time.
+    """
 
-    def __init__(self, read: Callable[[str], Tensor], most: int = 2**30) -> None:
-        self._read, self._most = read, most
-        self._kept: dict[str, Tensor] = {}
+    def __init__(self, weights: Weights, most: int = 2**30) -> None:
+        self._weights, self._most = weights, most
+        self._kept: dict[str, Any] = {}
 
-    def __call__(self, name: str) -> Tensor:
+    def __call__(self, name: str) -> Any:
+        shape = self._weights.shape(name)
+        if len(shape) == 2 and math.prod(shape) > LARGEST_WHOLE:
+            return Sliced(self._weights, name)
         found = self._kept.pop(name, None)
         if found is None:
-            found = self._read(name).detach()
+            found = self._weights(name).detach()
             while self._kept and found.nbytes + sum(each.nbytes for each in self._kept.values()) > self._most:
                 self._kept.pop(next(iter(self._kept)))
         self._kept[name] = found
         return found
+
+
+class Sliced:
+    """A stored matrix of which rows are read when they are asked for."""
+
+    def __init__(self, weights: Weights, name: str) -> None:
+        self._weights, self._name = weights, name
+        self.shape = weights.shape(name)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802  (as in torch)
+        return self._weights(self._name).detach().T
+
+    def detach(self) -> Tensor:
+        return self._weights(self._name).detach()
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        if isinstance(rows, int):
+            return self._weights.rows(self._name, slice(rows, rows + 1)).detach()[0]
+        if isinstance(rows, slice) and rows.step is None:
+            return self._weights.rows(self._name, rows).detach()
+        return self.detach()[rows]
 
 
 def _norm_calls(graph: ModelGraph, norms: Mapping[str, FoundNorm]) -> dict[Node, NormCall]:
@@ -483,6 +627,18 @@ def _reader(form: Linear) -> Reader | None:
         rows=np.asarray(plain.index, dtype=np.int64),
         scale=np.asarray(plain.scale),
     )
+
+
+def _farthest(outputs: Outputs) -> int:
+    """The output with the largest bound."""
+    return int(np.argmax(np.maximum(np.abs(outputs.low), np.abs(outputs.high))))
+
+
+def _along(x: Floats, value: Node, axis: int) -> Tensor:
+    """A vector along one axis of a tensor, the same everywhere else."""
+    shape = value.meta["val"].shape
+    view = [len(x) if at == axis % len(shape) else 1 for at in range(len(shape))]
+    return torch.from_numpy(x).reshape(view).expand(shape)
 
 
 def _by_layer(channels: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
@@ -521,7 +677,9 @@ def _with_text(row: TensorRange, seen: Seen | None) -> TensorRange:
     largest = float(np.maximum(np.abs(seen.low), np.abs(seen.high)).max())
     if row.lows is None or row.highs is None or len(row.lows) != len(seen.low):
         return replace(row, observed=largest, used=largest / abs(row.bound) if row.bound else None)
-    room = np.stack([seen.high / np.where(row.highs > 0, row.highs, np.inf), seen.low / np.where(row.lows < 0, row.lows, -np.inf)])
+    room = np.stack(
+        [seen.high / np.where(row.highs > 0, row.highs, np.inf), seen.low / np.where(row.lows < 0, row.lows, -np.inf)]
+    )
     return replace(row, observed=largest, used=float(room.max()))
 
 

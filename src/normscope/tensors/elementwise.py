@@ -20,7 +20,7 @@ from torch import Tensor
 
 from normscope.bounds.activations import ACTIVATIONS
 from normscope.checks import Floats
-from normscope.tensors.rows import EPS, Indices, Linear, widened
+from normscope.tensors.linear_rows import EPS, Indices, Linear, widened
 from normscope.tensors.values import (
     Angle,
     Function,

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.bounds.neurons import Neurons, cheap
 from normscope.bounds.attention_scores import score_range
+from normscope.bounds.neurons import Neurons, cheap
 from normscope.checks import Floats, as_floats
 from normscope.tensors.elementwise import Choice, Listed, Weighted, activation_of
-from normscope.tensors.rows import EPS, Ball, Linear, ProductRows, StoredMatrix, widened
+from normscope.tensors.linear_rows import EPS, Ball, Linear, ProductRows, StoredMatrix, widened
 from normscope.tensors.values import (
     Function,
     Gated,
@@ -425,8 +425,8 @@ def summed(value: Value, axes: Sequence[int], keep: bool, *, mean: bool = False)
         low, high = value.low[members].sum(axis=1), value.high[members].sum(axis=1)
         if mean:
             low, high = low / max(1, count), high / max(1, count)
-        size = np.maximum(np.abs(value.low), np.abs(value.high))
-        slack = (count + 8) * EPS * np.where(np.isfinite(size), size, 0.0)[members].sum(axis=1)
+        finite = [np.where(np.isfinite(end), np.abs(end), 0.0) for end in (value.low, value.high)]
+        slack = (count + 8) * EPS * sum(finite)[members].sum(axis=1)
         low = np.where((value.low[members] >= 0).all(axis=1), np.maximum(low - slack, 0.0), low - slack)
         high = high + slack
         many = _repeats(members)

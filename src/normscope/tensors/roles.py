@@ -28,23 +28,33 @@ class Role:
 
 def roles_of(graph: ModelGraph, norms: Iterable[str]) -> dict[Node, Role]:
     """The roles of nodes; linear layers and hidden values are not among them."""
-    found: dict[Node, Role] = {}
-    shapes = set()
-    for name in norms:
-        for call in graph.calls_of(name):
-            for value in [each for each in graph.entering(name, call) if is_float(each)][:1]:
-                found[value] = Role(name, "norm input")
-                shapes.add(tuple(value.meta["val"].shape))
+    found = {value: Role(name, "norm input") for value, name in _norm_inputs(graph, norms)}
+    shapes = {tuple(value.meta["val"].shape) for value in found}
     for node in graph.nodes:
         for place, role in _attention(graph, node):
             found.setdefault(place, role)
     for node in graph.nodes:
-        if _is_stream(graph, node) and tuple(node.meta["val"].shape) in shapes:
+        if _is_sum(graph, node) and tuple(node.meta["val"].shape) in shapes:
             found.setdefault(node, Role(graph.module_of(node), "stream"))
     for node in graph.nodes[-1].all_input_nodes:
         if is_float(node) and node.op == "call_function":
             found[node] = Role(graph.module_of(node), "model output")
     return found
+
+
+def writers_of(graph: ModelGraph, norms: Iterable[str]) -> Iterator[Node]:
+    """The values that are added to a stream, before moves; among them what the stream held before."""
+    shapes = {tuple(value.meta["val"].shape) for value, _ in _norm_inputs(graph, norms)}
+    for node in graph.nodes:
+        if _is_sum(graph, node) and tuple(node.meta["val"].shape) in shapes:
+            yield from node.args[:2]  # type: ignore[misc]
+
+
+def _norm_inputs(graph: ModelGraph, norms: Iterable[str]) -> Iterator[tuple[Node, str]]:
+    for name in norms:
+        for call in graph.calls_of(name):
+            for value in [each for each in graph.entering(name, call) if is_float(each)][:1]:
+                yield value, name
 
 
 def _attention(graph: ModelGraph, node: Node) -> Iterator[tuple[Node, Role]]:
@@ -103,12 +113,11 @@ def _only_user(node: Node) -> Node | None:
     return users[0] if len(users) == 1 else None
 
 
-def _is_stream(graph: ModelGraph, node: Node) -> bool:
+def _is_sum(graph: ModelGraph, node: Node) -> bool:
     """A sum of two values that depend on the input, both of its shape."""
     if kind_of(node) != "add" or node in graph.constants or not is_float(node):
         return False
     terms = [each for each in node.args[:2] if isinstance(each, Node)]
-    same = all(
-        isinstance(each.meta.get("val"), Tensor) and each.meta["val"].shape == node.meta["val"].shape for each in terms
-    )
+    tensors = [each.meta.get("val") for each in terms]
+    same = all(isinstance(tensor, Tensor) and tensor.shape == node.meta["val"].shape for tensor in tensors)
     return len(terms) == 2 and same and not graph.constants & set(terms)

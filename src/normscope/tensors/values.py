@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from normscope.checks import Floats, as_floats
-from normscope.tensors.rows import EPS, Indices, Linear, joined, widened
+from normscope.tensors.linear_rows import EPS, Indices, Linear, joined, widened
 
 LOWEST = [torch.finfo(kind).min for kind in (torch.float16, torch.bfloat16, torch.float32, torch.float64)]
 

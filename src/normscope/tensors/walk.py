@@ -26,7 +26,7 @@ from normscope.models.graph_operations import COPIES, DROPOUTS, handed_on, is_fl
 from normscope.norm import Norm
 from normscope.tensors import elementwise as entries
 from normscope.tensors import products
-from normscope.tensors.rows import Ball, Linear, NormRows, widened
+from normscope.tensors.linear_rows import Ball, Linear, NormRows, widened
 from normscope.tensors.values import (
     Angle,
     Shares,
@@ -135,8 +135,10 @@ class Walk:
             return None
         try:
             made = self._computed(node)
-        except (_Unknown, InputError) as unknown:
+        except _Unknown as unknown:
             made = self._unknown(node, str(unknown))
+        except InputError as error:  # weights that are not finite, or can't be read
+            raise InputError(f"{self._graph.module_of(node) or node.name}: {error}") from None
         except (RuntimeError, IndexError, ValueError, TypeError, KeyError, AttributeError) as error:
             if DEBUG:
                 raise

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -52,6 +53,22 @@ def inspect() -> Any:
     from normscope_lab.bench.inspect_bench import run
 
     return run()
+
+
+@bench.command("ranges")
+@command()
+def ranges(
+    model: Annotated[
+        list[Path] | None, typer.Option(help="A model to measure; may be repeated. Default: the demo model.")
+    ] = None,
+    large: Annotated[
+        bool, typer.Option("--large", metavar="", help="A checkpoint of 70B shape too: half an hour.")
+    ] = False,
+) -> Any:
+    """Ranges of every tensor: CPU time, memory, and bounds over what was reached (minutes)."""
+    from normscope_lab.bench.ranges_bench import run
+
+    return run(model or [], large, bar)
 
 
 @bench.command("keys")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Settings = Mapping[str, Any]  # as JSON holds them
 PAPER, QUICK = PRESETS = ("paper", "quick")
+CHOOSING, JUDGING = "choosing", "judging"  # stages: rows that settings are chosen by, and rows that decide
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Experiment(ABC):
     what: ClassVar[str]
     source: ClassVar[str]
     seeds: ClassVar[Mapping[str, int]]  # how many, by preset
+    first_seed: ClassVar[int] = 0  # above those with which settings were found
     paper: ClassVar[Settings]  # everything that the results depend on, apart from seeds and data
     quick: ClassVar[Settings] = {}  # what the preset quick changes of it
     unpublished: ClassVar[tuple[str, ...]] = ()  # settings of `paper` that the paper does not state
@@ -71,6 +73,14 @@ class Experiment(ABC):
         require_fitting(settings)
         return cells_of(settings, seeds, variant=self.variants)
 
+    def later(self, settings: Settings, seeds: Sequence[int], rows: Sequence[Row]) -> list[Cell]:
+        """Cells that depend on the rows of `cells`, such as those that judge what was chosen; without rows, as many."""
+        return []
+
+    def plan(self, settings: Settings, seeds: Sequence[int]) -> list[str]:
+        """What is fixed before a run: how it will be decided, and what it can see."""
+        return []
+
     @abstractmethod
     def run(self, cell: Cell, state: CellState) -> list[Row]:
         """The rows of one cell. Long cells save their state, and resume from it."""
@@ -89,8 +99,10 @@ class Experiment(ABC):
 
     def differences(self, settings: Settings, rows: Sequence[Row], *others: str) -> str:
         """All that is not as in the paper: settings, the number of seeds, and other differences in words."""
-        count, published = len({row["seed"] for row in rows}), self.seeds[PAPER]
-        seeds = [] if count == published else [f"{count} seeds (the paper: {published})"]
+        judging = [row for row in rows if row.get("stage") != CHOOSING]
+        count, published = len({row["seed"] for row in judging}), self.seeds[PAPER]
+        where = "preset paper" if "seeds" in self.unpublished else "the paper"
+        seeds = [] if count == published else [f"{count} seeds ({where}: {published})"]
         lost = sorted({f"{row['variant']}, seed {row['seed']}" for row in rows if row.get("loss", 0) is None})
         diverged = [f"diverged: {' and '.join(lost)}"] if lost else []
         return "; ".join([*diverged, *others, *seeds, *changes(settings, self.paper, self.unpublished)])
@@ -166,7 +178,13 @@ def file_name(*parts: str) -> str:
 
 def require_fitting(settings: Settings) -> None:
     """Refuse steps that do not make whole epochs, heads or groups that do not share the channels equally."""
-    for whole, part in (("steps", "epoch"), ("epoch", "every"), ("width", "heads"), ("width", "groups")):
+    for whole, part in (
+        ("steps", "epoch"),
+        ("epoch", "every"),
+        ("width", "heads"),
+        ("width", "groups"),
+        ("width", "group_channels"),
+    ):
         parts = settings.get(part, [])
         for size in parts if isinstance(parts, list) else [parts]:
             if whole in settings and settings[whole] % size:
@@ -176,6 +194,8 @@ def require_fitting(settings: Settings) -> None:
 def changes(settings: Settings, published: Settings, unpublished: Sequence[str] = ()) -> list[str]:
     """What differs from published settings, in words, and from those that stand in for what was not published.
 
+    Settings that a run did not have yet are left out.
+
     >>> changes({"batch": 512, "epochs": 9, "width": 8}, {"batch": 6000, "epochs": 50, "width": 8}, ["epochs"])
     ['batch 512 (the paper: 6,000)', 'epochs 9 (preset paper: 50)']
     """
@@ -183,18 +203,8 @@ def changes(settings: Settings, published: Settings, unpublished: Sequence[str] 
         f"{name.replace('_', ' ')} {_shown(settings[name])} "
         f"({'preset paper' if name in unpublished else 'the paper'}: {_shown(value)})"
         for name, value in published.items()
-        if settings[name] != value
+        if name in settings and settings[name] != value
     ]
-
-
-def in_groups(settings: Settings) -> str:
-    """How LN-G was set up, where the paper's own number of groups is not known.
-
-    >>> in_groups({"width": 96, "groups": 24})
-    'LN-G with 24 groups of 4 channels (the paper: a number not known here)'
-    """
-    groups, size = settings["groups"], settings["width"] // settings["groups"]
-    return f"LN-G with {groups} groups of {size} channels (the paper: a number not known here)"
 
 
 def _shown(value: Any) -> str:

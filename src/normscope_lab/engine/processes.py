@@ -18,15 +18,23 @@ POLL_SECONDS = 0.5
 Told = Callable[[float, int, int], None]  # the share that is done, finished cells, all cells
 
 
-def run_cells(name: str, cells: Sequence[Cell], folder: Path, workers: int, progress: Told) -> None:
-    """Run the cells of an experiment that are not finished; those that were interrupted are resumed."""
+def run_cells(
+    name: str, cells: Sequence[Cell], folder: Path, workers: int, progress: Told, total: int, before: int = 0
+) -> None:
+    """Run the cells of an experiment that are not finished; those that were interrupted are resumed.
+
+    They are some of `total` cells, of which `before` were finished before.
+    """
     missing = [cell for cell in cells if not cell_file(folder, cell).exists()]
 
     def tell() -> None:
         left = [cell for cell in missing if not cell_file(folder, cell).exists()]
-        parts = len(cells) - len(left) + sum(CellState(folder, cell.key).fraction for cell in left)
-        progress(parts / max(1, len(cells)), len(cells) - len(left), len(cells))
+        done = before + len(cells) - len(left)
+        parts = done + sum(CellState(folder, cell.key).fraction for cell in left)
+        progress(parts / max(1, total), done, total)
 
+    if not cells:
+        return
     tell()
     if workers == 1:
         for cell in missing:

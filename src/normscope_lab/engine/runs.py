@@ -1,7 +1,7 @@
 """A run of an experiment in a folder: resumed if it was interrupted, its cells in parallel processes.
 
-    config.json     what was run: experiment, preset, seeds, settings, command, commit, versions; other commits at
-                    which it was resumed or judged again
+    config.json     what was run: experiment, preset, seeds, settings, the plan by which it is decided, command, commit,
+                    versions; other commits at which it was resumed or judged again
     cells/          a file for each finished cell, and the state of those that are not finished
     results.csv     the rows of all cells
     findings.json   claims of the paper, our figures, verdicts
@@ -86,11 +86,17 @@ def reproduce(
         raise InputError(f"preset must be one of {', '.join(experiment.seeds)}, got {preset!r}")
     if experiment.data and data is None:
         raise InputError(f"{name} needs --data: {experiment.data}")
-    numbers = tuple(range(experiment.seeds[preset] if seeds is None else seeds))
+    count = experiment.seeds[preset] if seeds is None else seeds
+    numbers = tuple(range(experiment.first_seed, experiment.first_seed + count))
     settings = json.loads(json.dumps(changed(experiment.settings(preset, data), changes or {})))
     cells = [replace(cell, data=data) for cell in experiment.cells(settings, numbers)]
-    open_folder(out, name, preset, numbers, settings, command)
-    run_cells(name, cells, out / "cells", workers or os.cpu_count() or 1, progress)
+    open_folder(out, name, preset, numbers, settings, command, experiment.plan(settings, numbers))
+    processes, total = workers or os.cpu_count() or 1, len(cells) + len(experiment.later(settings, numbers, []))
+    run_cells(name, cells, out / "cells", processes, progress, total)
+    chosen_by = [row for cell in cells for row in finished(out / "cells", cell)["rows"]]
+    later = [replace(cell, data=data) for cell in experiment.later(settings, numbers, chosen_by)]
+    run_cells(name, later, out / "cells", processes, progress, total, before=len(cells))
+    cells += later
     for left in (out / "cells").glob(f"{UNFINISHED}*"):  # by a process that was killed while it wrote
         left.unlink(missing_ok=True)
     return _judged(experiment, settings, out, preset, numbers, [finished(out / "cells", cell) for cell in cells])
@@ -154,7 +160,7 @@ def parsed_change(text: str) -> tuple[str, Any]:
 
 
 def _is_like(value: Any, other: Any) -> bool:
-    """Whether a setting can have this value instead: a boolean, a finite float from 0, a whole number above 0, a list.
+    """Whether a setting can have this value: a boolean, a finite float from 0, a whole number above 0, words, a list.
 
     >>> _is_like(3, 8), _is_like(0, 8), _is_like(3.5, 8), _is_like([3, 4], [8]), _is_like([], [8]), _is_like(0, 0.5)
     (True, False, False, True, False, True)
@@ -163,10 +169,20 @@ def _is_like(value: Any, other: Any) -> bool:
         return isinstance(value, list) and bool(value) and all(_is_like(each, other[0]) for each in value)
     if isinstance(other, float):
         return type(value) in (int, float) and 0 <= value < math.inf
-    return type(value) is type(other) and (isinstance(other, bool) or value > 0)
+    if isinstance(other, (bool, str)):
+        return type(value) is type(other) and value != ""
+    return type(value) is type(other) and value > 0
 
 
-def open_folder(out: Path, name: str, preset: str, seeds: Sequence[int], settings: Settings, command: str = "") -> None:
+def open_folder(
+    out: Path,
+    name: str,
+    preset: str,
+    seeds: Sequence[int],
+    settings: Settings,
+    command: str = "",
+    plan: Sequence[str] = (),
+) -> None:
     """Write down what is run, or make sure that it is what the folder has."""
     run = {
         "schema_version": CONFIG_VERSION,
@@ -195,7 +211,7 @@ def open_folder(out: Path, name: str, preset: str, seeds: Sequence[int], setting
     (out / "cells").mkdir(parents=True, exist_ok=True)
     versions = {library: version(library) for library in ("numpy", "torch", "numba")}
     machine = {"python": platform.python_version(), "normscope": __version__, **versions}
-    config = {**run, "command": command, "commit": _commit(), "versions": machine}
+    config = {**run, "plan": list(plan), "command": command, "commit": _commit(), "versions": machine}
     write_atomically(json.dumps(config, indent=2).encode(), place)
 
 

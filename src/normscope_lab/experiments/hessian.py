@@ -15,6 +15,7 @@ from normscope.norm import Norm
 from normscope_lab.engine.cell_state import CellState
 from normscope_lab.engine.experiment import Cell, Experiment, Settings, cells_of
 from normscope_lab.engine.tidy_rows import Row
+from normscope_lab.engine.verdicts import EXACT
 from normscope_lab.results.reproduction import Finding
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class GroupBending(Experiment):
                 f"least ratio {min(few):.4g}",
                 min(few) >= 1 - ROUNDING,
                 f"no smaller ratio {checked}",
+                power=EXACT,
             ),
             Finding(
                 "at g = d/4 they bend d/8 times as much, or more",
@@ -83,6 +85,7 @@ class GroupBending(Experiment):
                 "least ratio " + ", ".join(f"{least:.4g} (d/8 = {d / 8:g})" for d, least in quarter.items()),
                 all(least >= d / 8 * (1 - ROUNDING) for d, least in quarter.items()),
                 f"no smaller ratio {checked}",
+                power=EXACT,
             ),
             Finding(
                 "at every input the ratio is g(d − 2g)/(d − 2) or more",
@@ -90,6 +93,7 @@ class GroupBending(Experiment):
                 f"least ratio over the bound {min(above):.6g}",
                 min(above) >= 1 - ROUNDING,
                 f"no smaller ratio {checked}",
+                power=EXACT,
             ),
         ]
 

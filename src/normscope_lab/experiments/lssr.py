@@ -19,6 +19,7 @@ from normscope_lab.engine.cell_state import CellState
 from normscope_lab.engine.experiment import Cell, Experiment, Settings, cells_of
 from normscope_lab.engine.statistics import mean_interval
 from normscope_lab.engine.tidy_rows import Row, column, draw_curve
+from normscope_lab.engine.verdicts import EXACT, power_of
 from normscope_lab.results.reproduction import Finding
 from normscope_lab.training.training_loop import descend, train
 
@@ -98,6 +99,7 @@ class LinearLimit(Experiment):
                 f"least SSR − LSSR {min(below):.3g}",
                 min(below) >= -ROUNDING,
                 f"not after any {settings['steps']} steps of any seed, to {ROUNDING:g}",
+                power=EXACT,
             )
         ]
         for data in DATA:
@@ -112,6 +114,7 @@ class LinearLimit(Experiment):
                     gain.above(),
                     "95% interval of LSSR − SSR over seeds above 0",
                     f"{settings['samples']} samples drawn here",
+                    power_of(gain, None),
                 )
             )
         return found

@@ -15,6 +15,7 @@ from normscope_lab.engine.cell_state import CellState
 from normscope_lab.engine.experiment import Cell, Experiment, Settings
 from normscope_lab.engine.statistics import Interval, paired_difference
 from normscope_lab.engine.tidy_rows import BANDS, Row, column, draw_curve
+from normscope_lab.engine.verdicts import Compared, decided, planned
 from normscope_lab.results.reproduction import Finding
 from normscope_lab.training.majority_task import (
     LONG,
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 REACHED = 0.2  # the training loss whose steps the paper counts
-INTERVAL = "95% interval of the paired difference over seeds"
+TIMES = math.log(3)  # the published ratio of steps
+MORE_ACCURATE = 0.08  # the published difference in accuracy
+APART = 72.0  # degrees between the published angles
+EXPECTED = 0.44  # deviation of the differences in log steps in earlier runs
 NOT_PUBLISHED = "not in the paper"
 QUESTIONS = (  # claim, what the paper says, the variant said to be faster, the other
     (
@@ -73,34 +77,39 @@ class MajorityLearned(Experiment):
         return rows
 
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:
-        differences, steps = self.differences(settings, rows), settings["steps"]
-        needed = {variant: _steps_needed(rows, variant, steps) for variant in VARIANTS}
+        steps, ran = settings["steps"], {row["variant"] for row in rows}
+        needed = {variant: _steps_needed(rows, variant, steps) for variant in VARIANTS if variant in ran}
+        asked = [question for question in QUESTIONS if {*question[2:]} <= ran]
+        claims = [
+            *(_faster(*question, needed, steps) for question in asked),
+            self._accuracy(settings, rows, needed),
+            *(self._angle(settings, rows, *question) for question in asked if question in QUESTIONS[:3]),
+        ]
+        return decided(claims, self.differences(settings, rows))
+
+    def plan(self, settings: Settings, seeds: Sequence[int]) -> list[str]:
         return [
-            *(_faster(*question, needed, steps, differences) for question in QUESTIONS),
-            self._accuracy(settings, rows, needed, differences),
-            *(self._angle(settings, rows, *question, differences) for question in QUESTIONS[:3]),
+            planned("as published, fewer steps", TIMES, EXPECTED, len(seeds), " in log steps"),
+            f"{len(QUESTIONS)} questions about steps, one about accuracy, three about angles, by Holm's correction",
         ]
 
-    def _accuracy(
-        self, settings: Settings, rows: Sequence[Row], needed: dict[str, list[float]], differences: str
-    ) -> Finding:
+    def _accuracy(self, settings: Settings, rows: Sequence[Row], needed: dict[str, list[float]]) -> Compared:
         middle, half = _middle(needed[PUBLISHED[0]], settings["steps"])
         when = _epoch_at(middle, settings)
         accuracy = [column(rows, "test_accuracy", variant=variant, step=when) for variant in PUBLISHED]
         better = paired_difference(*accuracy)
-        return Finding(
+        return Compared(
             f"as published: when the loss is {REACHED} with projection, its test accuracy is higher",
             "about 0.93 with, 0.85 without, at 5,000 steps",
-            f"{np.mean(accuracy[0]):.3f} with, {np.mean(accuracy[1]):.3f} without at {when:,} steps; by {better}"
-            + "; but half of the seeds with projection did not reach that loss" * half,
-            None if half else better.above(),
-            f"{INTERVAL} above 0",
-            differences,
+            f"{np.mean(accuracy[0]):.3f} with, {np.mean(accuracy[1]):.3f} without at {when:,} steps; by {better}",
+            better,
+            MORE_ACCURATE,
+            missing="more steps: half of the seeds with projection did not reach that loss" * half,
         )
 
     def _angle(
-        self, settings: Settings, rows: Sequence[Row], question: str, paper: str, one: str, other: str, differences: str
-    ) -> Finding:
+        self, settings: Settings, rows: Sequence[Row], question: str, paper: str, one: str, other: str
+    ) -> Compared:
         ends = (settings["epoch"], settings["steps"])
         angles = {
             (variant, step): column(rows, "angle", variant=variant, step=step)
@@ -109,15 +118,14 @@ class MajorityLearned(Experiment):
         }
         apart = paired_difference(angles[other, ends[1]], angles[one, ends[1]])
         turned = [" to ".join(f"{np.mean(angles[variant, step]):.1f}°" for step in ends) for variant in (one, other)]
-        return Finding(
+        published = paper != NOT_PUBLISHED
+        return Compared(
             f"{question}: queries end nearer to (1, …, 1) with projection",
-            NOT_PUBLISHED
-            if paper == NOT_PUBLISHED
-            else "mean angle falls to about 10° with, rises to about 82° without",
+            "mean angle falls to about 10° with, rises to about 82° without" if published else NOT_PUBLISHED,
             f"from {turned[0]} with, from {turned[1]} without, at {ends[0]:,} and {ends[1]:,} steps; apart by {apart}",
-            apart.above(),
-            f"{INTERVAL} above 0",
-            differences,
+            apart,
+            APART if published else None,
+            "°",
         )
 
     def pictures(self, settings: Settings, rows: Sequence[Row]) -> "dict[str, Figure]":
@@ -126,7 +134,7 @@ class MajorityLearned(Experiment):
         figure = Figure(figsize=(12, 4.2), dpi=150, layout="constrained")
         shown = {"loss": "training loss", "test_accuracy": "test accuracy", "angle": "mean angle to (1, …, 1) (°)"}
         for ax, (name, label) in zip(figure.subplots(1, 3), shown.items(), strict=True):
-            for variant in VARIANTS:
+            for variant in [each for each in VARIANTS if any(row["variant"] == each for row in rows)]:
                 draw_curve(ax, rows, "step", name, variant, variant=variant)
             ax.set(xlabel="steps", ylabel=label)
             ax.grid(alpha=0.3)
@@ -137,9 +145,7 @@ class MajorityLearned(Experiment):
         return {"majority": figure}
 
 
-def _faster(
-    question: str, paper: str, one: str, other: str, needed: dict[str, list[float]], steps: int, differences: str
-) -> Finding:
+def _faster(question: str, paper: str, one: str, other: str, needed: dict[str, list[float]], steps: int) -> Compared:
     """Whether one variant takes fewer steps than another, by the ratio of their steps."""
     ratio = paired_difference(*([math.log(each) for each in needed[variant]] for variant in (other, one)))
     medians = [
@@ -148,14 +154,26 @@ def _faster(
     ]
     missed = [sum(not each <= steps for each in needed[variant]) for variant in (one, other)]
     counts = f"; not reached at the end by {missed[0]} and {missed[1]} seeds" * any(missed)
-    return Finding(
+    return Compared(
         f"{question}: a training loss of {REACHED} takes fewer steps",
         paper,
         f"median {medians[0]} steps, {medians[1]} in the other; {_times(ratio)}{counts}",
-        ratio.above(),
-        f"{INTERVAL} of log steps above 0; seeds that did not reach it count as one step after the last",
-        differences,
+        ratio,
+        TIMES if paper != NOT_PUBLISHED else None,
+        " in log steps",
+        "steps as logarithms; seeds that did not reach it count as one step after the last; "
+        + _signs(ratio, needed, one, other),
     )
+
+
+def _signs(ratio: Interval, needed: dict[str, list[float]], one: str, other: str) -> str:
+    """In how many seeds one variant was faster, and the chance of so many by a sign test."""
+    from scipy.stats import binomtest
+
+    pairs = list(zip(needed[one], needed[other], strict=True))
+    faster, slower = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
+    chance = binomtest(faster, faster + slower).pvalue if faster + slower else 1.0
+    return f"faster in {faster} and slower in {slower} of {ratio.count} seeds (sign test {chance:.2g})"
 
 
 def _times(ratio: Interval) -> str:

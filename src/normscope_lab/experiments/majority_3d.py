@@ -14,6 +14,7 @@ from normscope_lab.engine.cell_state import CellState
 from normscope_lab.engine.experiment import Cell, Experiment, Settings
 from normscope_lab.engine.statistics import paired_difference
 from normscope_lab.engine.tidy_rows import Row, column, few_ticks
+from normscope_lab.engine.verdicts import EXACT, power_of
 from normscope_lab.results.reproduction import Finding
 from normscope_lab.training.majority_task import PUBLISHED, trained
 
@@ -74,6 +75,7 @@ class MajorityInSpace(Experiment):
                 max(off[0]) < FLAT < min(off[1]),
                 f"less than {FLAT:g} with projection, more without, for every seed",
                 differences,
+                EXACT,
             ),
             Finding(
                 "queries end nearer to (1, 1, 1) with projection",
@@ -82,6 +84,7 @@ class MajorityInSpace(Experiment):
                 apart.above(),
                 "95% interval of the paired difference over seeds above 0",
                 differences,
+                power_of(apart, None, "°"),
             ),
         ]
 

@@ -16,6 +16,7 @@ from normscope.errors import InputError
 from normscope_lab.engine.cell_state import CellState
 from normscope_lab.engine.experiment import Cell, Experiment, Settings
 from normscope_lab.engine.tidy_rows import Row, column, curves
+from normscope_lab.engine.verdicts import EXACT
 from normscope_lab.results.reproduction import Finding
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class NetworkDepth(Experiment):
                 within and certified,
                 "every network certified in exact arithmetic",
                 random,
+                EXACT,
             ),
             Finding(
                 "creases do it in far fewer",
@@ -104,6 +106,7 @@ class NetworkDepth(Experiment):
                 certified and max(depths) < (largest - 2) / 4,
                 "less than a quarter of m − 2 at the largest m, every network certified in exact arithmetic",
                 random,
+                EXACT,
             ),
             Finding(
                 "networks of depth L shatter L + 2 points",
@@ -111,6 +114,7 @@ class NetworkDepth(Experiment):
                 ", ".join(f"{count} (L = {depth})" for depth, count in points.items()),
                 complete and all(count >= depth + 2 for depth, count in points.items()),
                 "a certified network of that depth for every labelling",
+                power=EXACT,
             ),
         ]
 

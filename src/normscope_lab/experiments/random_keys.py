@@ -14,6 +14,7 @@ from normscope.separation.selectable import selectable
 from normscope_lab.engine.cell_state import CellState
 from normscope_lab.engine.experiment import Cell, Experiment, Settings, cells_of
 from normscope_lab.engine.tidy_rows import Row
+from normscope_lab.engine.verdicts import EXACT
 from normscope_lab.results.reproduction import Finding
 from normscope_lab.training.key_inputs import in_plane
 
@@ -79,6 +80,7 @@ class RandomKeys(Experiment):
                 max(normed) == 0 and certified,
                 "no run with an unselectable key in any cell, every verdict certified",
                 scale,
+                EXACT,
             )
         ]
         for claim, paper, least, most, where in CLAIMS:
@@ -92,6 +94,7 @@ class RandomKeys(Experiment):
                         least <= min(shares) and max(shares) <= most and certified,
                         f"from {least:g} to {most:g} in all {len(shares)} cells, every verdict certified",
                         scale,
+                        EXACT,
                     )
                 )
         return found

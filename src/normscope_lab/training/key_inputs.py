@@ -44,6 +44,12 @@ def unselectable(sets: Sequence[Floats]) -> dict[str, int]:
     }
 
 
+def gaussian_like(sets: Sequence[Floats], dimensions: int, seed: int) -> list[Floats]:
+    """As many sets of as many Gaussian keys: what chance alone makes of their number and dimension."""
+    draw = np.random.default_rng([seed, dimensions])
+    return [draw.standard_normal((*keys.shape[:-1], dimensions)) for keys in sets]
+
+
 def in_plane(keys: Floats) -> Floats:
     """Keys that projection made orthogonal to (1, …, 1), in d − 1 coordinates of the plane in which they lie.
 
@@ -80,6 +86,19 @@ def shares(rows: Sequence[Any], layers: int, **where: Any) -> list[float]:
             raise InputError(f"layer {layer} has no keys to judge, as all networks diverged: try a lower learning_rate")
         found.append(sum(row["unselectable"] for row in chosen) / keys)
     return found
+
+
+def share_of(rows: Sequence[Any], **where: Any) -> float:
+    """The share of keys, of all seeds and layers together, that no query selects; nan if there are none."""
+    chosen: list[Any] = rows_where(rows, **where)
+    keys = sum(row["keys"] for row in chosen)
+    return sum(row["unselectable"] for row in chosen) / keys if keys else np.nan
+
+
+def shares_by_seed(rows: Sequence[Any], **where: Any) -> list[float]:
+    """The share of keys that no query selects, all layers together, in the order of seeds."""
+    chosen: list[Any] = rows_where(rows, **where)
+    return [share_of(chosen, seed=seed) for seed in sorted({row["seed"] for row in chosen})]
 
 
 def in_percent(values: Sequence[float]) -> str:

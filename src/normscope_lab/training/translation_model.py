@@ -19,7 +19,7 @@ class Translator(nn.Module):
         super().__init__()
         width, heads, hidden = settings["width"], settings["heads"], settings["hidden"]
         dropout, first = settings["dropout"], settings["norm_first"]
-        groups = settings["groups"] if settings["variant"] == "LN-G" else 1
+        groups = width // (settings["channels"] or width)
 
         def norm() -> nn.Module:
             return Norm(width, groups=groups)

@@ -118,9 +118,13 @@ class ProductRows(Rows):
     @property
     def reads_norm(self) -> bool:
         """Whether it multiplies the output of a norm as it is."""
-        under = self._under
-        whole = isinstance(under.rows, NormRows) and under.is_whole and (under.scale == 1.0).all()
-        return whole and np.array_equal(under.offset, under.rows.norm.bias)  # type: ignore[attr-defined]
+        return reads_norm(self._under)
+
+    @property
+    def read_norm(self) -> Norm:
+        """The norm that it multiplies."""
+        assert isinstance(self._under.rows, NormRows)
+        return self._under.rows.norm
 
     @cached_property
     def _below(self) -> Floats:
@@ -205,6 +209,13 @@ class Linear:
         same = np.abs(self.scale * k - other.scale) <= near * np.abs(other.scale)
         shifts = np.abs(self.offset * k - other.offset) <= near * np.abs(other.offset)
         return k if same.all() and shifts.all() else None
+
+
+def reads_norm(form: Any) -> bool:
+    """Whether a value is the output of a norm as it is."""
+    if not isinstance(form, Linear) or not isinstance(form.rows, NormRows) or form.shrinks or not form.is_whole:
+        return False
+    return bool((form.scale == 1.0).all()) and np.array_equal(form.offset, form.rows.norm.bias)
 
 
 def joined(forms: Sequence[Linear]) -> Linear | None:

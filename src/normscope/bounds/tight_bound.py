@@ -15,12 +15,13 @@ taken off the diagonal.
 [1] Rump, Verification of positive definiteness, BIT 2006.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import LinAlgError, cho_solve, cholesky, eigh, solve_triangular
+from scipy.linalg import LinAlgError, cho_solve, cholesky, eigh, orth, solve_triangular
 from scipy.optimize import minimize
 
 from normscope.bounds.activations import ACTIVATIONS, Activation
@@ -35,12 +36,12 @@ from normscope.bounds.neurons import (
     weights,
 )
 from normscope.certificates.neuron_certificates import NeuronCertificate, Neurons
-from normscope.checks import Floats
+from normscope.checks import Floats, as_floats
 
 Singles = NDArray[np.float32]
 
 TOP, WIDTH = 32, 64  # eigenvectors that join the subspace at a time, and its dimensions
-SOFT = (0.1, 0.02, 0.005, 0.005, 0.002, 0.002)  # ν·n as a share of the bound, by round
+SOFT = (0.05, 0.008, 0.004, 0.004, 0.002)  # ν·n as a share of the bound, by round
 CLOSE, SHARP = 0.003, 0.005  # stop where all dimensions add less than this share, if steps were not softer than that
 SMALL = 1024  # dimensions up to which λmax is computed in float64
 CLIMB, POLISHED = 40, 3  # steps of ascent, and how many ends are polished
@@ -79,7 +80,7 @@ def tight(neurons: Neurons, d: Any) -> Tight:
     >>> bool(witness(many, d, found)[1] <= found.bound <= 2 * witness(many, d, found)[1])
     True
     """
-    row = weights(neurons, np.atleast_2d(d))[0]
+    row = weights(neurons, as_floats(d, "d")[None])[0]
     by_intervals = float(intervals(neurons, row[None])[1][0])
     live = row != 0
     if not live.any():
@@ -89,13 +90,13 @@ def tight(neurons: Neurons, d: Any) -> Tight:
     reach = float(np.abs(row) @ np.maximum(np.abs(low), np.abs(high)))
     if not np.isfinite(reach) or reach < 1e-250:
         return _by_intervals(neurons, row, "the weights are too large or too small")
-    some, chosen = neurons.part(live), row[live]
+    some, chosen = (neurons, row) if live.all() else (neurons.part(live), row[live])
     family = _Plain(some, chosen / reach) if some.b is None else _Gated(some, chosen / reach)
     if not family.largest < 1e9:  # far above what single neurons can reach: float32 would see nothing else
         return _by_intervals(neurons, row, "the weights are too large or too small")
-    theta, directions = _searched(family)
+    theta, directions, top = _searched(family)
     first, second = family.multipliers(theta)
-    proven = _proven(some, chosen, first, second)
+    proven = _proven(some, chosen, first, second, top * reach)
     if proven is None or proven[0] + proven[1] >= by_intervals:
         return _by_intervals(neurons, row, "no multipliers gave a smaller bound", directions)
     lam, s = proven
@@ -137,24 +138,24 @@ def witness(
     >>> u.round(2), round(value, 6)
     (array([0.6, 0.8]), 10.0)
     """
-    row = weights(neurons, np.atleast_2d(d))[0]
+    row = weights(neurons, as_floats(d, "d")[None])[0]
     net, n = _Net.of(neurons, row, np.float64), neurons.size
     u = np.zeros(n)
     value = float(_values(net, u[:, None])[0][0])
     if not row.any():
         return u, value
     rng = np.random.default_rng(seed)
-    place = (lambda x: x) if project is None else project
+    place: Callable[[Floats], Floats] = (lambda x: x) if project is None else project
     known = np.zeros((n, 0)) if found is None else found.directions
     pull = _values(net, u[:, None])[1]  # the slope at 0
-    space = np.linalg.qr(_unit_columns(place(np.column_stack([pull, known, rng.normal(size=(n, 8))]))))[0]
+    space = orth(_unit_columns(place(np.column_stack([pull, known, rng.normal(size=(n, 8))]))), rcond=1e-9)
     first = _unit_columns(place(np.column_stack([pull, known[:, : starts // 4]])))
     first = first[:, first.any(axis=0)]
     wild = space @ rng.normal(size=(space.shape[1], max(2, starts - 2 * first.shape[1])))
     rough = _Net.of(neurons.part(row != 0), row[row != 0], np.float32)  # values are in float64 again below
     inputs = _ascended(rough, space, _unit_columns(np.column_stack([first, -first, wild])))
     for start in inputs.T:
-        end = place(_polished(rough, start)[:, None])[:, 0]
+        end = place(_polished(rough, start, place)[:, None])[:, 0]
         inside = np.linalg.norm(end) < 1 - 1e-6
         for candidate in (start, end if inside else _unit_columns(end[:, None])[:, 0]):
             reached = float(_values(net, candidate[:, None])[0][0])
@@ -177,7 +178,7 @@ class _Forms(NamedTuple):
 class _Gated:
     """Gated neurons with rows of length 1 (offset included); θ = log of μ over its usual value."""
 
-    steps = 25  # between two looks at all dimensions
+    steps = 40  # between two looks at all dimensions
 
     def __init__(self, neurons: Neurons, d: Floats) -> None:
         assert neurons.b is not None
@@ -185,7 +186,6 @@ class _Gated:
         act = ACTIVATIONS[neurons.activation]
         tau = lift_weight(neurons) or 1.0
         least, most = act.factors(*reader_range(neurons.a, neurons.a_offset))
-        least = np.where(least < 1e-4 * most, 0.0, least)
         self.size_a = _positive(np.hypot(norms(neurons.a), neurons.a_offset / tau))
         self.size_b = _positive(np.hypot(norms(neurons.b), neurons.b_offset / tau))
         self.a, self.alpha = neurons.a / self.size_a[:, None], neurons.a_offset / self.size_a
@@ -206,6 +206,9 @@ class _Gated:
         ratio = np.exp(theta)
         return np.asarray(self.spread * (ratio * tt - vv / ratio))
 
+    def constant(self, theta: Floats) -> float:
+        return 0.0
+
     def multipliers(self, theta: Floats) -> tuple[Floats, Floats]:
         return np.exp(theta) * (self.size_b / self.size_a), np.zeros(0)
 
@@ -222,8 +225,9 @@ class _Plain:
         tau = lift_weight(neurons) or 1.0
         self.size_a = _positive(np.hypot(norms(neurons.a), neurons.a_offset / tau))
         self.a, self.alpha = neurons.a / self.size_a[:, None], neurons.a_offset / self.size_a
-        self.weight, sign = np.abs(d), np.sign(d)
+        self.act, self.weight, sign = act, np.abs(d), np.sign(d)
         low, high = reader_range(neurons.a, neurons.a_offset)
+        self.sign, self.low, self.high = sign, low, high
         even = low[:, None] + np.linspace(0, 1, NODES // 2) * (high - low)[:, None]
         near = np.clip(np.sinh(np.linspace(-4, 4, NODES - NODES // 2)) / 3, low[:, None], high[:, None])
         self.nodes = np.concatenate([even, near], axis=1)
@@ -268,6 +272,10 @@ class _Plain:
         of_p = self.weight * self.unit * (tt * self.size_a**2 - self.square)
         return np.concatenate([of_p, self.weight * self.tilt * (t * self.size_a - self.mean)])
 
+    def constant(self, theta: Floats) -> float:
+        """What `forms` has from some values of t only, from all."""
+        return float(self.weight @ self.act.least_constant(self.sign, *self._parts(theta), self.low, self.high))
+
     def multipliers(self, theta: Floats) -> tuple[Floats, Floats]:
         return self._parts(theta)
 
@@ -276,14 +284,14 @@ class _Plain:
         return theta[:count] * self.unit, theta[count:] * self.tilt
 
 
-def _searched(family: _Gated | _Plain) -> tuple[Floats, Floats]:
-    """The best multipliers found, and directions in which the bound is nearly reached."""
+def _searched(family: _Gated | _Plain) -> tuple[Floats, Floats, float]:
+    """The best multipliers found, directions in which the bound is nearly reached, and λmax(X) in float32."""
     a, b, n = _single(family.a), None if family.b is None else _single(family.b), family.a.shape[1]
     theta, width = family.start, min(WIDTH, n)
-    best: tuple[float, Floats, Floats] | None = None
+    best: tuple[float, Floats, Floats, float] | None = None
     inside, last, basis = 0.0, np.inf, np.zeros((n, 0), np.float32)
     for soft in SOFT:
-        forms = family.forms(theta, 0.0)
+        forms = family.forms(theta, 0.0)._replace(constant=family.constant(theta))
         X, g, c = _matrix(forms, a, family.alpha, b, family.beta)
         kept = min(TOP, n)
         top, vectors = eigh(X, subset_by_index=[n - kept, n - 1], driver="evr", check_finite=False)
@@ -294,7 +302,7 @@ def _searched(family: _Gated | _Plain) -> tuple[Floats, Floats]:
             directions = np.column_stack([centre, g, directions])
         gained = np.inf if best is None else best[0] - value
         if best is None or gained > 0:
-            best = value, theta, np.asarray(directions, float)
+            best = value, theta, np.asarray(directions, float), float(top[-1])
         if last <= SHARP and (value <= inside + CLOSE * abs(inside) or gained < CLOSE * abs(value) / 3):
             break
         basis = np.linalg.qr(np.column_stack([_unit_columns(directions), basis]).astype(np.float32))[0][:, :width]
@@ -302,7 +310,7 @@ def _searched(family: _Gated | _Plain) -> tuple[Floats, Floats]:
         theta = _stepped(family, theta, small_a, small_b, soft)
         inside = _softened(family.forms(theta, 0.0), small_a, family.alpha, small_b, family.beta, 1e-9)[0]
     assert best is not None
-    return best[1], best[2]
+    return best[1:]
 
 
 def _stepped(family: _Gated | _Plain, theta: Floats, a: Singles, b: Singles | None, soft: float) -> Floats:
@@ -366,12 +374,25 @@ def _matrix(
     linear_b = 2 * forms.vv * beta + forms.tv * alpha + forms.v
     c += float(np.sum((forms.vv * beta + forms.tv * alpha + forms.v) * beta))
     g = np.asarray(linear_a @ a + linear_b @ b, float) / 2
-    if np.allclose(forms.tv**2, 4 * forms.tt * forms.vv, rtol=1e-6, atol=0):  # squares: half the work
-        rows = a * _column(np.sqrt(forms.tt)) + b * _column(np.sign(forms.tv) * np.sqrt(forms.vv))
-        return rows.T @ rows, g, c
-    half = forms.tv / 2
-    X = a.T @ (a * _column(forms.tt) + b * _column(half)) + b.T @ (a * _column(half) + b * _column(forms.vv))
-    return (X + X.T) / 2, g, c
+    spread = np.sqrt(forms.tt * forms.vv)
+    ratio = np.sqrt(np.where(spread > 0, forms.tt / np.where(spread > 0, spread, 1.0), 1.0))
+    return _squares(a, b, np.abs(forms.tv) / 2 + spread, np.abs(forms.tv) / 2 - spread, ratio, np.sign(forms.tv)), g, c
+
+
+def _squares(
+    a: NDArray[Any], b: NDArray[Any], plus: Floats, minus: Floats, ratio: Floats, sign: Floats
+) -> NDArray[Any]:
+    """Σ plus/2·(ra ± b/r)² − minus/2·(ra ∓ b/r)²; the second sum is over few neurons, those with a small range of t."""
+
+    def square(weight: Floats, sign: Floats, rows: Any) -> NDArray[Any]:
+        root = np.sqrt(weight[rows] / 2)
+        scaled = a[rows] * (root * ratio[rows])[:, None].astype(a.dtype)
+        scaled += b[rows] * (sign[rows] * root / ratio[rows])[:, None].astype(a.dtype)
+        return np.asarray(scaled.T @ scaled)
+
+    X = square(plus, sign, slice(None))
+    some = minus > 1e-9 * plus
+    return X - square(minus, -sign, some) if some.any() else X
 
 
 def _trust_region(X: NDArray[Any], g: Floats, top: float) -> tuple[float, Floats]:
@@ -402,19 +423,19 @@ def _trust_region(X: NDArray[Any], g: Floats, top: float) -> tuple[float, Floats
     return best, centre
 
 
-def _proven(neurons: Neurons, d: Floats, first: Floats, second: Floats) -> tuple[float, float] | None:
-    """λ and s that these multipliers prove, in float64; None if they prove nothing."""
+def _proven(neurons: Neurons, d: Floats, first: Floats, second: Floats, top: float) -> tuple[float, float] | None:
+    """λ and s that these multipliers prove, in float64; None if they prove nothing. top: λmax(X), roughly."""
     with np.errstate(all="ignore"):  # what overflows proves nothing
         X, g, c, total = _exact_matrix(neurons, d, first, second)
     if not (np.isfinite(total) and np.isfinite(X).all() and np.isfinite(g).all() and np.isfinite(c)):
         return None
-    n, count = neurons.size, neurons.count
-    fits = n > SMALL and 1e-30 < total < 1e30
-    top = eigh(X.astype(np.float32) if fits else X, eigvals_only=True, subset_by_index=[n - 1, n - 1])
-    lam, centre = _trust_region(X, g, float(top[0]))
+    n, rough = neurons.size, 1e-6
+    if n <= SMALL:
+        top, rough = float(eigh(X, eigvals_only=True, subset_by_index=[n - 1, n - 1])[0]), 1e-9
+    lam, centre = _trust_region(X, g, top)
     s = float(g @ centre) + c
-    rounding = 8 * (2 * count + n + 32) * EPS * total + 1e-300
-    slack = 1e-9 * (abs(lam) + abs(s)) + 4 * rounding
+    rounding = 8 * (2 * neurons.count + n + 32) * EPS * total + 1e-300
+    slack = rough * (abs(lam) + abs(s)) + 4 * rounding
     for _ in range(30):
         if g.any():
             s = float(g @ _solved(X, g, lam + slack / 2)) + c
@@ -439,15 +460,11 @@ def _exact_matrix(neurons: Neurons, d: Floats, first: Floats, second: Floats) ->
         return X, (2 * tt * alpha + t) @ a / 2, c, total
     b, beta, other = neurons.b, neurons.b_offset, np.hypot(norms(neurons.b), neurons.b_offset)
     least, most = act.factors(low, high)
-    least = np.where(least < 1e-4 * most, 0.0, least)
-    spread = weight * ((most - least) + 8 * EPS * most) / 4
+    least = np.where(least <= 1e-9 * most, 0.0, least)
+    most = most * (1 + 8 * EPS)  # covers the rounding of what follows
+    spread = weight * (most - least) / 4
     tt, vv, tv, v = spread * first, spread / first, d * (most + least) / 2, act.at_zero * d
-    if least.any():
-        X = a.T @ (a * tt[:, None] + b * tv[:, None] / 2) + b.T @ (a * tv[:, None] / 2 + b * vv[:, None])
-        X = (X + X.T) / 2
-    else:
-        rows = a * np.sqrt(tt)[:, None] + b * (np.sign(d) * np.sqrt(vv))[:, None]
-        X = rows.T @ rows
+    X = _squares(a, b, weight * most / 2, weight * least / 2, np.sqrt(first), np.sign(d))
     g = (2 * tt * alpha + tv * beta) @ a + (2 * vv * beta + tv * alpha + v) @ b
     c = float(np.sum(tt * alpha**2 + tv * alpha * beta + vv * beta**2 + v * beta))
     total = float(tt @ size**2 + 2 * np.abs(tv) @ (size * other) + vv @ other**2 + np.abs(v) @ other)
@@ -542,13 +559,13 @@ def _ascended(net: _Net, basis: Floats, inputs: Floats) -> Floats:
     return _unit_columns(basis @ x[:, np.argsort(-value)[:POLISHED]])
 
 
-def _polished(net: _Net, start: Floats) -> Floats:
-    """L-BFGS on the ball: of x, or of x/|x| outside."""
+def _polished(net: _Net, start: Floats, place: Callable[[Floats], Floats]) -> Floats:
+    """L-BFGS on the ball: of x, or of x/|x| outside, with slopes that were moved to the subspace."""
 
     def fall(x: Floats) -> tuple[float, Floats]:
         size = max(1.0, float(np.linalg.norm(x)))
         value, slope = _values(net, (x / size)[:, None])
-        slope = slope[:, 0] / scale
+        slope = place(slope)[:, 0] / scale
         if size > 1:
             slope = (slope - x * (x @ slope) / size**2) / size
         return -float(value[0]) / scale, -slope
@@ -556,7 +573,7 @@ def _polished(net: _Net, start: Floats) -> Floats:
     first, slopes = _values(net, start[:, None])
     floor = 1e-12 * float(np.abs(net.d) @ np.abs(net.a).max(axis=1).astype(float))
     scale = max(abs(float(first[0])), float(np.linalg.norm(slopes)), floor, 1e-300)
-    found = np.asarray(minimize(fall, start, jac=True, method="L-BFGS-B", options={"maxiter": 40}).x)
+    found = np.asarray(minimize(fall, start, jac=True, method="L-BFGS-B", options={"maxiter": 40, "ftol": 1e-13}).x)
     return found if np.isfinite(found).all() else start
 
 

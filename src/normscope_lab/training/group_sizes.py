@@ -1,0 +1,85 @@
+"""How many channels a group of LN-G has: the sizes that are tried, and the one that is judged against LN."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from normscope_lab.engine.experiment import CHOOSING, JUDGING, Settings
+from normscope_lab.engine.tidy_rows import Row, column, rows_where
+
+LN, LNG = "LN", "LN-G"
+Variant = dict[str, Any]  # of the settings: its name, and the channels of a group, 0 for all
+
+
+def size_variants(settings: Settings) -> list[Variant]:
+    """LN and LN-G of every size; none if there is nothing to choose."""
+    sizes = settings["group_channels"]
+    return [] if len(sizes) == 1 else [{"variant": LN, "channels": 0}, *(_grouped(size) for size in sizes)]
+
+
+def judged_sizes(size: int) -> list[Variant]:
+    """LN, and LN-G of the size that was chosen."""
+    return [{"variant": LN, "channels": 0}, _grouped(size)]
+
+
+def best_size(rows: Sequence[Row]) -> int:
+    """The size that was judged."""
+    return int(rows_where(rows, stage=JUDGING, variant=LNG)[0]["channels"] or 0)
+
+
+def of_size(size: int) -> str:
+    """
+    >>> of_size(8)
+    'LN-G of 8 channels a group'
+    """
+    return f"{LNG} of {size} channels a group"
+
+
+def sizes_tried(settings: Settings) -> str:
+    """
+    >>> sizes_tried({"group_channels": [8, 16], "choosing_seeds": 3})
+    'groups of 8, 16 channels, chosen with 3 other seeds (the paper: not known here)'
+    """
+    sizes = settings["group_channels"]
+    how = f", chosen with {settings['choosing_seeds']} other seeds" if len(sizes) > 1 else ""
+    return f"groups of {', '.join(map(str, sizes))} channels{how} (the paper: not known here)"
+
+
+def choice_shown(rows: Sequence[Row], score: str, form: str) -> str:
+    """The mean score of every size on the choosing seeds, in words; empty if nothing was chosen.
+
+    >>> rows = [{"stage": "choosing", "seed": 0, "channels": size, "loss": size / 8} for size in (0, 8)]
+    >>> choice_shown(rows, "loss", ".2f")
+    '; on validation data, choosing: LN 0.00, 8 channels 1.00'
+    """
+    means = {
+        int(size or 0): float(np.mean(column(rows, score, stage=CHOOSING, channels=size)))
+        for size in dict.fromkeys(row["channels"] for row in rows_where(rows, stage=CHOOSING))
+    }
+    shown = ", ".join(f"{f'{size} channels' if size else LN} {mean:{form}}" for size, mean in means.items())
+    return f"; on validation data, choosing: {shown}" if shown else ""
+
+
+def draw_choice(ax: Any, rows: Sequence[Row], settings: Settings, score: str, label: str) -> None:
+    """The score of every size, a point for each choosing seed."""
+    tried = [variant["channels"] for variant in size_variants(settings)]
+    for number, channels in enumerate(tried):
+        values = column(rows, score, stage=CHOOSING, channels=channels)
+        ax.plot([number] * len(values), values, "o", alpha=0.7)
+    ax.set(ylabel=label, xlabel="channels a group")
+    ax.set_xticks(range(len(tried)), [str(each or LN) for each in tried])
+
+
+def draw_judged(ax: Any, rows: Sequence[Row], score: str, label: str) -> None:
+    """The score of LN and of what was chosen, a point for each judging seed, and their means."""
+    for number, variant in enumerate((LN, LNG)):
+        values = column(rows_where(rows, stage=JUDGING), score, variant=variant)
+        ax.plot([number] * len(values), values, "o", alpha=0.7)
+        ax.plot([number - 0.15, number + 0.15], [np.mean(values)] * 2, color="black")
+    ax.set(ylabel=f"{label}, one point a seed", xlim=(-0.5, 1.5))
+    ax.set_xticks(range(2), [LN, of_size(best_size(rows)).replace(" of ", "\nof ")])
+
+
+def _grouped(size: int) -> Variant:
+    return {"variant": LNG, "channels": size}
