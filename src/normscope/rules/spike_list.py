@@ -1,5 +1,6 @@
 """What stands out among spikes, in sentences."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from normscope.results.spike_list import Spike, SpikeList
@@ -10,12 +11,14 @@ OUTSTANDING = 5.0  # times the median bound of the layer
 def remarks(result: SpikeList) -> Iterator[str]:
     """The channels that stand out most, and whether the text made them large."""
     standing = [spike for spike in result.spikes if spike.times_median >= OUTSTANDING]
+    if not result.spikes:
+        yield "No layer writes to a stream."
+        return
     if not standing:
         yield f"No channel can become {OUTSTANDING:g} times as large as the median channel of its layer."
     for spike in standing[:3]:
         yield _sentence(spike)
-    repeated = [channel for channel in dict.fromkeys(spike.channel for spike in standing)]
-    counts = {channel: sum(spike.channel == channel for spike in standing) for channel in repeated}
+    counts = Counter(spike.channel for spike in standing)
     for channel, count in counts.items():
         if count > 2:
             yield f"Channel {channel} stands out in {count} layers."
