@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from architectures import random_model
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from architectures import random_model
+from normscope.errors import InputError
 from normscope.models.example_inputs import example_inputs
 from normscope.models.float64_run import evaluate
 from normscope.models.subject import Subject
@@ -336,6 +337,11 @@ CASES = {
     "mean over tokens": lambda m, x, y: m.a(y.mean(1)),
     "sums of tokens so far": lambda m, x, y: m.a(y.cumsum(1)),
     # unknown orders
+    "part of an order": lambda m, x, y: F.relu(m.a(y[0][order_of(x)[:4]])) * m.b(y[0, :4]),
+    "half of an order": lambda m, x, y: F.relu(m.a(y[0][order_of(x).chunk(2)[0]])) * m.b(y[0, :4]),
+    "stacked, then put back": lambda m, x, y: torch.stack([100 * y[0][order_of(x)], y[0][order_of(x)]])[
+        back(order_of(x)) % 2
+    ],
     "sorted beside unsorted": lambda m, x, y: F.relu(m.a(y[0][order_of(x)])) * m.b(y[0]),
     "sorted joined to unsorted": lambda m, x, y: torch.cat([y[0][order_of(x)], y[0]], -1) @ torch.eye(6).repeat(2, 1),
     "reversed, then put back": lambda m, x, y: F.relu(m.a(y[0][order_of(x)].flip(0)[back(order_of(x))])) * m.b(y[0]),
@@ -349,6 +355,7 @@ CASES = {
     "pairs of the wrong sign": lambda m, x, y: rotated(y, angles(m, x)).flip(-1) @ rotated(y.flip(-1), angles(m, x)).mT,
     "signs of what is not turned": unturned_signs,
     # activations
+    "softplus that is hardly bent": lambda m, x, y: F.softplus(0.01 * y, beta=0.1),
     "not quite quick gelu": lambda m, x, y: m.b(m.a(y) * torch.sigmoid(1.7 * m.a(y))),
     "not gelu": lambda m, x, y: m.b(0.5 * m.a(y) * (1 + torch.tanh(m.a(y)))),
     "relu up to 30": once_changed(lambda t: F.relu(t.clamp(max=30.0))),
@@ -439,10 +446,12 @@ def test_a_graph_without_norms_says_why_nothing_is_bounded():
     assert "range of the input" in found.why
 
 
-def test_weights_that_are_no_numbers_are_the_reason():
-    model = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6))
-    model[1].weight.data[0, 0] = torch.nan
-    assert "must be finite, got 1 NaN" in Bounds(model, torch.randn(1, 8, 6)).output.why
+@pytest.mark.parametrize("name", ["a.weight", "a.bias", "table"])
+def test_weights_that_are_no_numbers_are_refused(name):
+    module = Case(lambda m, x, y: m.a(y) + m.table)
+    module.get_parameter(name).data.view(-1)[0] = torch.nan
+    with pytest.raises(InputError, match="NaN"):
+        Bounds(module, torch.randn(1, 8, 6))
 
 
 def test_weights_in_bfloat16_are_bounded_as_they_are():
@@ -451,17 +460,33 @@ def test_weights_in_bfloat16_are_bounded_as_they_are():
     assert bounds.broken([inputs_of((1, 8, 6), 0)]) == []
 
 
-@pytest.mark.parametrize("sum_of", [lambda y: y.sum(1), lambda y: y.mT @ y])
+@pytest.mark.parametrize(
+    "sum_of", [lambda y: y.sum(1), lambda y: y.mT @ y, lambda y: (torch.softmax(y @ y.mT, -1) + 0.5) @ y]
+)
 def test_a_sum_over_tokens_has_no_bound(sum_of):
     found = Bounds(Case(lambda m, x, y: sum_of(y)), torch.randn(1, 8, 6)).output
     assert np.isinf(found.high).any()
     assert "any number" in found.why
 
 
+def test_a_buffer_that_is_changed_in_place_is_not_read_as_it_was():
+    def made(m, x, y):
+        m.frequencies.mul_(3.0)
+        return y * m.frequencies
+
+    bounds = Bounds(Case(made), torch.randn(1, 8, 6))
+    assert bounds.broken([inputs_of((1, 8, 6), 0)]) == []
+
+
 def test_rows_of_a_table_beyond_those_of_the_traced_call_count():
     module = Case(lambda m, x, y: y + m.table[:8, None], table=torch.tensor([0.0] * 8 + [1000.0]))
     found = Bounds(module, torch.randn(1, 8, 6)).output
     assert found.high.max() > 1000
+
+
+def test_positions_counted_backwards_have_no_least():
+    module = Case(lambda m, x, y: y + (10 - torch.arange(8))[:, None])
+    assert np.isinf(Bounds(module, torch.randn(1, 8, 6)).output.low).any()
 
 
 def test_positions_counted_by_a_sum_have_no_largest():

@@ -66,8 +66,8 @@ def input_ranges(folder: Path) -> dict[str, tuple[float, float]]:
             found = read_json(path)
         except (ValueError, json.JSONDecodeError):
             continue
-        settings = found.get("image_processor") if isinstance(found.get("image_processor"), dict) else found
-        if (bounds := _pixels(settings)) is not None:
+        own = found.get("image_processor")
+        if (bounds := _pixels(own if isinstance(own, dict) else found)) is not None:
             return {"pixel_values": bounds}
     return {}
 
