@@ -200,7 +200,7 @@ def test_calls_of_norm_functions_are_found_with_their_place_and_their_geometry()
 def test_ranges_start_from_calls_of_functions_too():
     model = Functional()
     found = ns.ranges(model, inputs=torch.zeros(1, 4, 8))
-    assert [layer.layer for layer in found.layers if layer.grade == "exact"] == ["query", "key"]
+    assert [layer.layer for layer in found.layers if layer.grade == "exact"] == ["query", "key", "out"]
     assert found.holds
     with torch.no_grad():
         x = 1e3 * torch.randn(500, 8)

@@ -28,7 +28,7 @@ from normscope.bounds.tight_bound import witness
 from normscope.certificates.check_ranges import direction_of, output_of
 from normscope.certificates.neuron_certificates import Neurons
 from normscope.certificates.range_certificates import Matrix, RangeCertificate, Reader
-from normscope.checks import Floats, frozen
+from normscope.checks import Floats, as_floats, frozen
 from normscope.errors import InputError
 from normscope.models.batches import Inputs
 from normscope.models.float64_run import run_between, run_call
@@ -42,7 +42,7 @@ from normscope.results.inventory import FoundNorm
 from normscope.results.layer_ranges import TYPES, UNITS, Grade, LayerRanges, Limit, TensorRange, Verdict
 from normscope.studies.observed import Observed, Seen, observed
 from normscope.tensors.linear_rows import Ball, Linear, ProductRows, reads_norm
-from normscope.tensors.products import Outputs
+from normscope.tensors.products import Layer, Outputs
 from normscope.tensors.roles import Role, roles_of
 from normscope.tensors.values import Gated, Value
 from normscope.tensors.walk import NormCall, Walk
@@ -671,12 +671,26 @@ def _reader(form: Linear) -> Reader | None:
     if layer.bias is not None and not layer.bias_name:
         return None
     plain = form.take(np.arange(len(form.index)))
+    if not _has_stored_offset(plain, layer):
+        return None
     return Reader(
         Matrix(layer.name, layer.transposed, layer.expert),
         layer.bias_name,
         rows=np.asarray(plain.index, dtype=np.int64),
         scale=np.asarray(plain.scale),
     )
+
+
+def _has_stored_offset(form: Linear, layer: Layer) -> bool:
+    """Whether a linear value has the offset of its layer, and nothing was added to it since."""
+    rows = form.rows
+    assert isinstance(rows, ProductRows)
+    norm, wanted = rows.read_norm, layer.shift[form.index]
+    near = 1e-13 * np.abs(wanted)
+    if norm.bias.any():
+        weights = as_floats(layer.matrix()[torch.from_numpy(form.index)], "weights")
+        wanted, near = wanted + weights @ norm.bias, near + 1e-13 * np.abs(weights) @ np.abs(norm.bias)
+    return bool((np.abs(form.scale * wanted - form.offset) <= np.abs(form.scale) * near).all())
 
 
 def _farthest(outputs: Outputs) -> int:

@@ -31,6 +31,7 @@ from normscope.tensors.values import (
     Value,
     Wave,
     aligned,
+    broadcast,
     mask_of,
     numbered,
 )
@@ -309,7 +310,7 @@ def times(value: Value, factor: Floats) -> Value:
     return replace(value, low=low, high=high, form=form, terms=terms)
 
 
-def _scaled(form: Any, factor: Floats) -> Any:
+def _scaled(form: Any, factor: Floats) -> Any:  # noqa: PLR0911  (a line for each form)
     if isinstance(form, Choice):
         parts = tuple(_scaled(part, factor) for part in form.parts)
         return None if None in parts else Choice(form.key, parts)
@@ -365,10 +366,10 @@ def quotient_of(one: Value, other: Value, apply: Callable[[Any, Any], Any], node
     if other.exact and not (other.low == 0).any():
         inverse = 1 / other.low
         return product_of(one, replace(other, low=inverse, high=inverse), lambda a, b: apply(a, 1 / b))
-    total = other.form
-    if isinstance(total, Total) and total.of == node and (one.low >= 0).all() and not one.masked:
-        if _equal(other.places[0], numbered(one.shape, total.axis)):
-            return shares(one.shape, total.axis, complete=total.exact, order=one.order)
+    total: Any = other.form
+    is_share = isinstance(total, Total) and total.of == node and not one.masked and bool((one.low >= 0).all())
+    if is_share and _equal(other.places[0], numbered(one.shape, total.axis)):
+        return shares(one.shape, total.axis, complete=total.exact, order=one.order)
     one, other = one.opened(), other.opened()
     inverse_low, inverse_high = _reciprocal(other.low, other.high)
     return product_of(one, replace(other.plain(), low=inverse_low, high=inverse_high), apply).plain()
@@ -388,8 +389,8 @@ def either(one: Value, other: Value) -> Value:
     """An entry of one or of the other; where one is a constant that masks, only masked."""
     for value, rest in ((one, other), (other, one)):
         if value.exact and not value.stored and mask_of(value.low).all():
-            shape = torch.broadcast_shapes(one.shape, other.shape)
-            return replace(rest.moved(lambda entry: entry.expand(shape)), masked=True)
+            kept = replace(rest, high=rest.high.copy(), masked=True)  # no longer a constant
+            return kept.moved(lambda entry: entry.expand(broadcast(one.shape, other.shape)))
     unit, (a, b) = aligned([one, other])
     return Value(
         unit,
@@ -418,7 +419,8 @@ def form_bounds(form: Any) -> Bounds:
 
 def _gated_bounds(form: Gated) -> Bounds:
     """Bounds of gated units, some rows at a time."""
-    from normscope.bounds.neurons import Neurons, hidden_range
+    from normscope.bounds.neurons import hidden_range
+    from normscope.certificates.neuron_certificates import Neurons
 
     count = len(form.gate.index)
     low, high = np.empty(count), np.empty(count)
@@ -434,7 +436,7 @@ def _gated_bounds(form: Gated) -> Bounds:
 def _sum_form(a: Value, b: Value, apply: Callable[[Any, Any], Any]) -> tuple[Any, tuple[Tensor, ...]]:
     if a.exact or b.exact:
         value, shift = (b, a) if a.exact else (a, b)
-        return _shifted(value.form, shift.low, value is b, apply), value.places
+        return _shifted(value.form, shift.low), value.places
     for choice, rows in ((a, b), (b, a)):
         if isinstance(choice.form, Choice) and isinstance(rows.form, Listed):
             same = _equal(choice.places[-1], rows.places[0])
@@ -444,9 +446,9 @@ def _sum_form(a: Value, b: Value, apply: Callable[[Any, Any], Any]) -> tuple[Any
     return _both(a.form, b.form, apply, _turned_sum), a.places
 
 
-def _shifted(form: Any, shift: Floats, second: bool, apply: Callable[[Any, Any], Any]) -> Any:
+def _shifted(form: Any, shift: Floats) -> Any:  # noqa: PLR0911  (a line for each form)
     if isinstance(form, Choice):
-        parts = tuple(_shifted(part, shift, second, apply) for part in form.parts)
+        parts = tuple(_shifted(part, shift) for part in form.parts)
         return None if None in parts else Choice(form.key, parts)
     if isinstance(form, Linear) and not form.shrinks:
         return form.plus(shift)
@@ -566,7 +568,7 @@ def _same_places(a: Value, b: Value) -> bool:
 
 
 def _equal(x: Tensor, y: Tensor) -> bool:
-    shape = torch.broadcast_shapes(x.shape, y.shape)
+    shape = broadcast(x.shape, y.shape)
     x, y = x.expand(shape), y.expand(shape)
     thin = tuple(slice(0, 1) if x.stride(at) == 0 and y.stride(at) == 0 else slice(None) for at in range(x.ndim))
     return bool((x[thin] == y[thin]).all())

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from normscope.bounds.attention_scores import score_range
-from normscope.bounds.neurons import Neurons, cheap
+from normscope.bounds.neurons import cheap
+from normscope.certificates.neuron_certificates import Neurons
 from normscope.checks import Floats, as_floats
-from normscope.tensors.elementwise import Choice, Listed, Weighted, activation_of
+from normscope.tensors.elementwise import Choice, Listed, Squares, Weighted, activation_of
 from normscope.tensors.linear_rows import EPS, Ball, Linear, ProductRows, StoredMatrix, widened
 from normscope.tensors.values import (
     Function,
@@ -26,6 +27,7 @@ from normscope.tensors.values import (
     Rotated,
     Shares,
     Value,
+    broadcast,
     interval_product,
     merged,
     numbered,
@@ -34,6 +36,7 @@ from normscope.tensors.values import (
 
 MOST_PATTERNS = 64  # vectors of different units that a layer is applied to; beyond, they are merged
 MOST_FLOPS = 2e12  # of a layer's quadratic bound: a minute of one core
+MANY_TOKENS = "a sum over tokens, of which there may be any number"
 LARGEST = 2**28  # numbers of a matrix of rows in float64: 2 GB
 
 
@@ -221,7 +224,7 @@ def experts_of(value: Value, matrices: Sequence[Layer], key: object, watch: Watc
         value = merged(value, range(value.unit.ndim - 1))
         units, first, number = patterns(value, -1)
     row, together = units[0].numpy(), not bool(first[0].any())
-    form = None if value.form is None else value.form.take(row)
+    form: Any = None if value.form is None else value.form.take(row)
     lows, highs, parts = [], [], []
     size = np.zeros(matrices[0].outputs)
     rows_of = numbered(number.shape)[..., None]
@@ -258,7 +261,7 @@ def mixture(weights: Value, value: Value) -> Value | None:
         return None
     if not parts_of_mean(weights, -1):
         return None
-    shape = torch.broadcast_shapes(weights.shape[:-2], value.shape[:-2])
+    shape = broadcast(weights.shape[:-2], value.shape[:-2])
     value = value.moved(lambda entry: entry.expand(*shape, *entry.shape[-2:]))
     if not _constant(value.unit, -2):
         value = merged(value, [value.unit.ndim - 2])
@@ -271,7 +274,8 @@ def mixture(weights: Value, value: Value) -> Value | None:
     low, high = value.low * shares.total, value.high * shares.total
     if not complete:
         low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
-    form, places = None, ()
+    form: Linear | None = None
+    places: tuple[Tensor, ...] = ()
     if isinstance(value.form, Linear) and shares.total == 1.0 and value.places and _constant(value.places[0], -1):
         form = replace(value.form, shrinks=value.form.shrinks or not complete, ball_of=mixed(value.form.ball))
         rows = torch.arange(int(np.prod(out[:-1]))).reshape(*out[:-1], 1)
@@ -307,7 +311,7 @@ def _thin_last(unit: Tensor) -> Any:
 
 def scores_of(one: Value, other: Value) -> Value:
     """one @ other of two values that depend on the input: queries against keys."""
-    shape = torch.broadcast_shapes(one.shape[:-2], other.shape[:-2])
+    shape = broadcast(one.shape[:-2], other.shape[:-2])
     a = one.moved(lambda entry: entry.expand(*shape, *entry.shape[-2:]))
     b = other.moved(lambda entry: entry.expand(*shape, *entry.shape[-2:]))
     if one.order is not None or other.order is not None:
@@ -318,27 +322,28 @@ def scores_of(one: Value, other: Value) -> Value:
     thin = pair[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in pair.stride())]
     found, inverse = torch.unique(thin, return_inverse=True)
     low, high = np.empty(len(found)), np.empty(len(found))
+    unbounded = one.why or other.why or "a product of unbounded values"
     for at, both in enumerate(found.tolist()):
         i, j = divmod(both, len(columns))
-        low[at], high[at] = _score(
-            a, b, rows[i].numpy(), columns[j].numpy(), bool(row_places[i].any()) or bool(column_places[j].any())
-        )
+        row, column = rows[i].numpy(), columns[j].numpy()
+        several = [bool(places.any()) for places in (row_places[i], column_places[j])]
+        if any(apart and _repeats(units[None])[0] for units, apart in zip((row, column), several, strict=True)):
+            low[at], high[at], unbounded = -np.inf, np.inf, MANY_TOKENS
+        else:
+            low[at], high[at] = _score(a, b, row, column, any(several))
     unit = inverse.reshape(thin.shape).expand(pair.shape)
-    reason = (
-        None
-        if np.isfinite(low).all() and np.isfinite(high).all()
-        else (one.why or other.why or "a product of unbounded values")
-    )
-    return Value(unit, low, high, reason)
+    return Value(unit, low, high, None if np.isfinite(low).all() and np.isfinite(high).all() else unbounded)
 
 
 def _score(a: Value, b: Value, row: Any, column: Any, apart: bool) -> tuple[float, float]:
     """Bounds of the product of two vectors."""
-    corners = [x * y for x in (a.low[row], a.high[row]) for y in (b.low[column], b.high[column])]
-    with np.errstate(invalid="ignore"):
-        stacked = np.where(np.isnan(corners), 0.0, corners)
-    slack = (len(row) + 8) * EPS * np.abs(stacked).max(axis=0).sum()
-    low, high = stacked.min(axis=0).sum() - slack, stacked.max(axis=0).sum() + slack
+    with np.errstate(invalid="ignore", over="ignore"):
+        corners = [x * y for x in (a.low[row], a.high[row]) for y in (b.low[column], b.high[column])]
+        stacked = np.where(np.isnan(corners), 0.0, corners)  # 0 × infinity: the other corners say how large it can be
+        slack = (len(row) + 8) * EPS * np.abs(stacked).max(axis=0).sum()
+        low, high = stacked.min(axis=0).sum() - slack, stacked.max(axis=0).sum() + slack
+    if not (np.isfinite(low) and np.isfinite(high)):
+        low, high = -np.inf, np.inf
     if apart or not (a.form and b.form):
         return float(low), float(high)
     q, k = _turning(a, row, -1), _turning(b, column, -2)
@@ -412,7 +417,7 @@ def summed(value: Value, axes: Sequence[int], keep: bool, *, mean: bool = False)
     rows = unit[small].reshape(-1, count)
     found, inverse = torch.unique(rows, dim=0, return_inverse=True)
     members = found.numpy()
-    form = value.form
+    form, reason = value.form, value.why
     low = high = None
     if isinstance(form, Weighted) and not mean:
         place = value.places[0].permute(order).reshape(*shape, count) if axes else value.places[0]
@@ -426,20 +431,40 @@ def summed(value: Value, axes: Sequence[int], keep: bool, *, mean: bool = False)
         low, high = value.low[members].sum(axis=1), value.high[members].sum(axis=1)
         if mean:
             low, high = low / max(1, count), high / max(1, count)
-        finite = np.where(np.isfinite(value.low), np.abs(value.low), 0.0) + np.where(
-            np.isfinite(value.high), np.abs(value.high), 0.0
-        )
-        slack = (count + 8) * EPS * finite[members].sum(axis=1)
-        low, high = (
-            np.where((value.low[members] >= 0).all(axis=1), np.maximum(low - slack, 0.0), low - slack),
-            high + slack,
-        )
+        finite = [np.where(np.isfinite(end), np.abs(end), 0.0) for end in (value.low, value.high)]
+        slack = (count + 8) * EPS * (finite[0] + finite[1])[members].sum(axis=1)
+        low = np.where((value.low[members] >= 0).all(axis=1), np.maximum(low - slack, 0.0), low - slack)
+        high = high + slack
+        many = _repeats(members)
+        least, most = value.low[members].min(axis=1, initial=np.inf), value.high[members].max(axis=1, initial=-np.inf)
+        if mean:
+            low, high = np.where(many, least, low), np.where(many, most, high)
+        elif (
+            value.places
+            and not isinstance(form, Squares)
+            and not _constant(value.places[0].permute(order).reshape(*shape, count), -1)
+        ):
+            low = np.where(many, np.where(least < 0, -np.inf, least), low)
+            high = np.where(many, np.where(most > 0, np.inf, most), high)
+            reason = value.why or (MANY_TOKENS if many.any() else None)
     thin_shape = unit[small].shape[: len(kept)]
     made = inverse.reshape(thin_shape).expand(shape)
     if keep:
         for axis in axes:
             made = made.unsqueeze(axis)
-    return Value(made, low, high, _reason(value, low, high), order=value.order if 0 not in axes else None)
+    return Value(
+        made,
+        low,
+        high,
+        None if np.isfinite([low, high]).all() else reason,
+        order=value.order if 0 not in axes else None,
+    )
+
+
+def _repeats(rows: Any) -> Any:
+    """Which rows have a unit more than once: entries of several tokens, of which other inputs may have more."""
+    ordered = np.sort(rows, axis=1)
+    return (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
 
 
 def listed(value: Value, key: object) -> Value:

@@ -6,6 +6,7 @@ depend on the input; a stream is a sum of two such values that has the shape of 
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 from torch.fx import Node
@@ -75,9 +76,9 @@ def _attention(graph: ModelGraph, node: Node) -> Iterator[tuple[Node, Role]]:
     queries, keys = _factors(product)
     yield queries, Role(where, "queries")
     yield keys, Role(where, "keys")
-    after = node
-    while (after := _only_user(after)) is not None and (handed_on(after) is not None):
-        pass
+    after = _only_user(node)
+    while after is not None and handed_on(after) is not None:
+        after = _only_user(after)
     if after is not None and kind_of(after) in PRODUCTS and after not in graph.products:
         _, values = _factors(after)
         yield values, Role(where, "values")
@@ -101,11 +102,9 @@ def _product_before(graph: ModelGraph, value: object) -> Node | None:
 
 def _factors(product: Node) -> tuple[Node, Node]:
     """The two factors of a product."""
-    if kind_of(product) == "einsum":
-        first, second = product.args[1]  # type: ignore[misc]
-        return first, second  # type: ignore[return-value]
-    first, second = product.args[1:3] if kind_of(product) == "baddbmm" else product.args[:2]
-    return first, second  # type: ignore[return-value]
+    args: Any = product.args
+    first, second = args[1] if kind_of(product) == "einsum" else args[kind_of(product) == "baddbmm" :][:2]
+    return first, second
 
 
 def _only_user(node: Node) -> Node | None:

@@ -171,12 +171,6 @@ class Value:
         low = np.full(len(self.low), -np.inf)
         return replace(self.plain(), low=low, high=self.high.copy(), why=self.why or "masked entries", masked=False)
 
-    @property
-    def numbers(self) -> Floats:
-        """The entries of a constant."""
-        assert self.exact
-        return np.asarray(self.low[self.unit.numpy()])
-
     def taken(self, which: Indices, unit: Tensor) -> "Value":
         """Units renumbered: unit k of the result is unit which[k]; places must have its shape already."""
         low = self.low[which]
@@ -226,7 +220,7 @@ def numbered(shape: Sequence[int], axis: int | None = None) -> Tensor:
 
 def mask_of(values: Floats) -> "np.ndarray[Any, np.dtype[np.bool_]]":
     """Which numbers are the lowest of a type: those with which masks are written."""
-    return np.isin(values, LOWEST) | (values == -np.inf)
+    return np.asarray(np.isin(values, LOWEST) | (values == -np.inf))
 
 
 def anything(shape: Sequence[int], why: str) -> Value:
@@ -240,9 +234,9 @@ def within(shape: Sequence[int], low: float, high: float, why: str | None = None
 
 
 def aligned(values: Sequence[Value]) -> tuple[Tensor, list[Value]]:
-    """Values broadcast to one shape and renumbered so that all have the same units: these, and the renumbered values."""
-    shape = torch.broadcast_shapes(*(value.shape for value in values))
-    moved = [value.moved(lambda entry: entry.expand(shape)) for value in values]
+    """Values broadcast to one shape and renumbered so that all have the same units; these, and the new values."""
+    shape = broadcast(*(value.shape for value in values))
+    moved = [_unordered(value, shape).moved(lambda entry: entry.expand(shape)) for value in values]
     still = [all(value.unit.stride(axis) == 0 or size == 1 for value in moved) for axis, size in enumerate(shape)]
     small = tuple(slice(0, 1) if flat else slice(None) for flat in still)
     key = torch.zeros((), dtype=torch.int64)
@@ -257,6 +251,17 @@ def aligned(values: Sequence[Value]) -> tuple[Tensor, list[Value]]:
         renumbered.insert(0, value.taken((rest % count).numpy(), unit))
         rest = rest // count
     return unit, renumbered
+
+
+def broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+
+
+def _unordered(value: Value, shape: tuple[int, ...]) -> Value:
+    """A value without its order where it gets a new first axis, which is not the rows that are in that order."""
+    if value.order is None or value.unit.ndim == len(shape):
+        return value
+    return replace(value.plain(), order=None)
 
 
 def joined_values(values: Sequence[Value], join: Callable[[list[Tensor]], Tensor]) -> Value:

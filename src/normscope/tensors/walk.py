@@ -45,21 +45,6 @@ from normscope.tensors.values import (
 
 Known = Value | Whole | tuple["Known", ...] | Any
 MOST_NUMBERS = 2**26  # of a constant that is held entry by entry
-COMPARISONS = {
-    "le",
-    "lt",
-    "ge",
-    "gt",
-    "eq",
-    "ne",
-    "__and_",
-    "__or_",
-    "bitwise_not",
-    "logical_not",
-    "logical_and",
-    "isin",
-}
-SHAPES = ("new_", "empty", "zeros", "ones", "full")
 
 
 @dataclass(frozen=True)
@@ -89,13 +74,13 @@ class Walk:
         refused: Mapping[Node, str] | None = None,
     ) -> None:
         self._refused = dict(refused or {})
-        self._graph, self._stored, self._norms, self._given = graph, stored, norms, dict(given or {})
+        self._graph, self._read, self._norms, self._given = graph, stored, norms, dict(given or {})
         self._watch, self._scores = watch, scores
         self._made: dict[Node, Known] = {}
         self._changes: Counter[Node] = Counter()  # in place, by the node whose memory is changed
 
     def steps(self) -> Iterator[tuple[Node, Known]]:
-        """Every node with what is known of it, in the order in which they run; values are dropped after their last use."""
+        """Every node with what is known of it, in the order in which they run; each is dropped after its last use."""
         nodes = self._graph.nodes
         last = {used: node for node in nodes for used in node.all_input_nodes}
         ends: dict[Node, list[Node]] = {}
@@ -112,13 +97,19 @@ class Walk:
                 self._made.pop(used, None)
 
     def _overwrite(self, node: Node, changed: Node) -> None:
-        """After an operation in place the value that it changed is its result; what shares numbers with it is unknown."""
+        """After an operation in place the value that it changed is its result; what shares its memory is unknown."""
         storage = _storage(changed)
         self._changes[storage] += 1
         for other, known in self._made.items():
             if known is not None and other is not node and _storage(other) is storage:
                 self._made[other] = self._unknown(other, f"{other.name} is changed in place through a view")
         self._made[changed] = self._made[node]
+
+    def _stored(self, name: str) -> Tensor:
+        """A parameter or buffer, as it was before the call."""
+        if any(self._graph.stored_name(node) == name for node in self._changes):
+            raise _UnknownError(f"{name} is changed in place")
+        return self._read(name)
 
     def identity(self, node: Any) -> object:
         """What tells the present numbers of a node apart from others: equal only for equal numbers."""
@@ -137,7 +128,7 @@ class Walk:
             return None
         try:
             made = self._computed(node)
-        except _Unknown as unknown:
+        except _UnknownError as unknown:
             made = self._unknown(node, str(unknown))
         except InputError as error:  # weights that are not finite, or can't be read
             raise InputError(f"{self._graph.module_of(node) or node.name}: {error}") from None
@@ -215,13 +206,23 @@ class Walk:
             return known
         if isinstance(known, _Stored):
             if not known.floating or math.prod(known.shape) > MOST_NUMBERS:
-                raise _Unknown(f"the tensor {known.name}, which is too large to be used entry by entry,")
-            return constant(self._stored(known.name), stored=True)
+                raise _UnknownError(f"the tensor {known.name}, which is too large to be used entry by entry,")
+            made = constant(self._stored(known.name), stored=True)
+            if np.isnan(made.low).any():
+                raise InputError(f"{known.name} must be numbers, got {np.isnan(made.low).sum()} NaN")
+            return made
         if isinstance(known, Whole):
             return as_value(known)
         if isinstance(known, (bool, int, float)):
             return constant(float(known))
-        raise _Unknown(f"an argument of type {type(known).__name__}")
+        raise _UnknownError(f"an argument of type {type(known).__name__}")
+
+    def numbers(self, argument: Any) -> Floats:
+        """The entries of an argument that is a constant."""
+        value = self.value(argument)
+        if not value.exact:
+            raise _UnknownError("a bias that is computed")
+        return np.asarray(value.low[value.unit.numpy()])
 
     def whole(self, argument: Any) -> Whole:
         """An argument as a tensor of whole numbers."""
@@ -236,11 +237,11 @@ class Walk:
 
     # ---- operations ------------------------------------------------------------------------------------------
 
-    def _computed(self, node: Node) -> Known:
+    def _computed(self, node: Node) -> Known:  # noqa: PLR0911  (a line for each kind of operation)
         kind = kind_of(node)
         if node.target is operator.getitem:
-            source = self._made[node.args[0]]  # type: ignore[index]
-            return source[node.args[1]] if isinstance(source, tuple) else None
+            source, at = self._argument(node.args[0]), node.args[1]
+            return source[at] if isinstance(source, tuple) and isinstance(at, int) else None
         if node.meta.get("val") is None and kind:
             return None
         if str(node.target).startswith("transformers.grouped_mm"):
@@ -256,7 +257,7 @@ class Walk:
             return self._unary(node, kind)
         if self._is_move(node):
             return self._move(node)
-        raise _Unknown(f"the operation {kind or node.target}")
+        raise _UnknownError(f"the operation {kind or node.target}")
 
     def _is_move(self, node: Node) -> bool:
         return handed_on(node) is not None or kind_of(node) in MOVES
@@ -264,8 +265,8 @@ class Walk:
     def _move(self, node: Node) -> Known:
         value = self.with_mask(node.args[0])
         if kind_of(node) == "as_strided":
-            raise _Unknown("a view by strides")
-        if kind_of(node) in CUTS and value.stored:
+            raise _UnknownError("a view by strides")
+        if kind_of(node) in CUTS and value.stored and value.exact:
             value = self._of_any_length(node, value)
 
         def move(entry: Tensor) -> Any:
@@ -303,9 +304,11 @@ class Walk:
         if kind == "gelu" and (node.kwargs.get("approximate") == "tanh" or "tanh" in node.args):
             kind = "gelu_tanh"
         if kind == "softplus" and (len(node.args) > 1 or node.kwargs):
-            value = self.value(node.args[0])
+            value, steepness = self.value(node.args[0]), float(argument(node, "beta", 1))
+            if steepness <= 0:
+                raise _UnknownError("a softplus that falls")
             low, high = entries.INTERVALS["relu"](value.low, value.high)
-            return replace(value.plain(), low=low, high=high + 1.0)
+            return replace(value.plain(), low=low, high=high + 0.7 / steepness)  # at most log 2 above it
         rest = node.args[1:]
         source = self.value(node.args[0])
         made = entries.unary(kind, lambda t: node.target(t.clone(), *rest, **node.kwargs), source)  # type: ignore[operator]
@@ -324,41 +327,31 @@ class Walk:
         ]
         wholes = [self.whole(each) if isinstance(each, (_Stored, Whole, Value)) else None for each in arguments]
         if not isinstance(found, Tensor):
-            if isinstance(found, (list, tuple)):
-                return tuple(_nothing(each, "") for each in found)
-            return None
-        kind = kind_of(node)
-        random = "rand" in kind or kind in ("bernoulli", "multinomial")
-        if any(each is not None and each.known is None for each in wholes) or kind.startswith("empty") or random:
-            return Whole(tuple(found.shape))
-        orders = {each.order for each in wholes if each is not None and each.order is not None}
-        if orders and not self._keeps_order(node, wholes):
-            return Whole(tuple(found.shape))
-        if any(each is None and isinstance(argument, tuple) for each, argument in zip(wholes, arguments, strict=True)):
+            return tuple(_nothing(each, "") for each in found) if isinstance(found, (list, tuple)) else None
+        kind, given = kind_of(node), [each for each in wholes if each is not None]
+        unknown = "rand" in kind or kind in ("bernoulli", "multinomial") or kind.startswith("empty")
+        unknown = unknown or len(given) < len(wholes) or any(each.known is None for each in given)
+        orders = {each.order for each in given if each.order is not None}
+        if unknown or (orders and not self._keeps_order(node, given)):
             return Whole(tuple(found.shape))
 
         def concrete(each: Node) -> Any:
-            known = self._made.get(each)
-            if not isinstance(known, (_Stored, Whole)):
-                return known
-            numbers = self.whole(known).known
-            return numbers.clone() if numbers is not None and overwritten_by(node) else numbers
+            numbers = self.whole(each).known
+            assert numbers is not None
+            return numbers.clone() if overwritten_by(node) else numbers
 
         args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), concrete)
         kwargs = {name: torch.device("cpu") if name == "device" else each for name, each in kwargs.items()}
         args = tuple(torch.device("cpu") if isinstance(each, torch.device) else each for each in args)
         made = node.target(*args, **kwargs)  # type: ignore[operator]
-        if not isinstance(made, Tensor):
-            return tuple(Whole(tuple(each.shape), each) for each in made)
-        cut = kind in CUTS and any(each is not None and each.shape != tuple(made.shape) for each in wholes)
-        varies = cut or not (kind in ENTRY_BY_ENTRY or self._is_move(node))
-        varies = varies or any(each is not None and each.varies for each in wholes)
+        cut = kind in CUTS and given[0].shape != tuple(made.shape)
+        varies = cut or not (kind in ENTRY_BY_ENTRY or self._is_move(node)) or any(each.varies for each in given)
         return Whole(tuple(made.shape), made, varies, orders.pop() if orders else None)
 
-    def _keeps_order(self, node: Node, wholes: list[Whole | None]) -> bool:
+    def _keeps_order(self, node: Node, wholes: list[Whole]) -> bool:
         """Whether whole numbers in an unknown order are in that order still: each was changed, or picked, by itself."""
-        ordered = [each for each in wholes if each is not None and each.order is not None]
-        others = [each for each in wholes if each is not None and each.order is None]
+        ordered = [each for each in wholes if each.order is not None]
+        others = [each for each in wholes if each.order is None]
         if len(ordered) > 1 or len(ordered[0].shape) != 1 or _shape(node)[:1] != ordered[0].shape:
             return False
         if kind_of(node) == "index":  # rows of something else
@@ -382,7 +375,7 @@ class Walk:
         return self.value(source), products.Layer(matrix, outputs, name=name, transposed=transposed)
 
     def _experts(self, node: Node) -> Value:
-        """Every row through the matrix of its expert: a stored tensor (experts, inputs, outputs), possibly transposed."""
+        """Every row through the matrix of its expert; all are one tensor (experts, inputs, outputs), or transposed."""
         value, factor, offsets = self.value(node.args[0]), node.args[1], node.args[2]
         stored, turned = self._stored_experts(factor)
         count = int(node.meta["val"].shape[-1])
@@ -404,13 +397,13 @@ class Walk:
         while isinstance(factor, Node) and self._graph.stored_name(factor) is None:
             source = handed_on(factor)
             if source is None or source.meta["val"].ndim != 3:
-                raise _Unknown("a product with weights that are computed")
+                raise _UnknownError("a product with weights that are computed")
             probe = torch.arange(24).reshape(2, 3, 4)
             moved = probe if kind_of(factor) in COPIES else factor.target(probe, *factor.args[1:], **factor.kwargs)  # type: ignore[operator]
             if torch.equal(moved, probe.transpose(1, 2)) if moved.shape == (2, 4, 3) else False:
                 turned = not turned
             elif not (moved.shape == probe.shape and torch.equal(moved, probe)):
-                raise _Unknown("a product with weights that are rearranged")
+                raise _UnknownError("a product with weights that are rearranged")
             factor = source
         return str(self._graph.stored_name(factor)), turned
 
@@ -425,7 +418,7 @@ class Walk:
         return None if watch is None else lambda found: watch(node, found)
 
 
-class _Unknown(Exception):
+class _UnknownError(Exception):
     """Why an operation cannot be followed."""
 
 
@@ -442,7 +435,8 @@ DEBUG = False
 MOVES = {"roll", "flip", "repeat_interleave", "tile", "expand_as", "numpy_T", "t", "unflatten", "unfold", "meshgrid"}
 CUTS = {"slice", "narrow"}
 OWN_COPIES = {"clone", "_to_copy", "lift_fresh_copy", "repeat"}
-ENTRY_BY_ENTRY = COMPARISONS | {
+ENTRY_BY_ENTRY = {
+    "le", "lt", "ge", "gt", "eq", "ne", "__and_", "__or_", "bitwise_not", "logical_not", "logical_and", "isin",
     "add", "sub", "rsub", "mul", "div", "floor_divide", "remainder", "neg", "abs", "sign", "clamp", "clamp_min",
     "minimum", "maximum", "where", "masked_fill", "index", "cat", "stack", "bitwise_and", "bitwise_or", "logical_or",
     "zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full",
@@ -473,15 +467,14 @@ def argument(node: Node, name: str, default: Any = None) -> Any:
 
 
 def as_value(whole: Whole) -> Value:
-    """Whole numbers as floating-point ones. Positions are any numbers from 0 on, of which cos and sin are taken."""
+    """Whole numbers as floating-point ones. Positions are any numbers, of which cos and sin are taken."""
     if whole.known is None:
         return anything(whole.shape, "whole numbers that depend on the input")
     if whole.known.dtype == torch.bool:
         return within(whole.shape, 0.0, 1.0)
     if not whole.varies:
         return constant(whole.known)
-    least = 0.0 if whole.known.numel() and int(whole.known.min()) >= 0 else -np.inf
-    value = within(whole.shape, least, np.inf, "positions, which have no largest")
+    value = within(whole.shape, -np.inf, np.inf, "positions, which have no largest")
     return replace(value, form=Angle(whole, np.zeros(1, dtype=np.intp)), places=(whole.known.long(),))
 
 
@@ -543,7 +536,7 @@ def _div(walk: Walk, node: Node) -> Known:
     if not _has_floats(node):
         return walk._whole_numbers(node)
     if node.kwargs.get("rounding_mode") is not None:
-        raise _Unknown("a rounded quotient")
+        raise _UnknownError("a rounded quotient")
     one, other = walk.with_mask(node.args[0]), walk.with_mask(node.args[1])
     return entries.quotient_of(one, other, operator.truediv, walk.identity(node.args[0]))
 
@@ -551,7 +544,7 @@ def _div(walk: Walk, node: Node) -> Known:
 def _pow(walk: Walk, node: Node) -> Known:
     exponent = node.args[1]
     if not isinstance(exponent, (int, float)):
-        return walk._unknown(node, "a power with a computed exponent")
+        raise _UnknownError("a power with a computed exponent")
     made = entries.power(walk.value(node.args[0]), float(exponent), lambda t: torch.pow(t, exponent))
     return made if exponent != 2 else _with_squares(walk, node, made)
 
@@ -572,11 +565,10 @@ def _noted(value: Value, form: object, place: Tensor) -> Value:
 def _clamp(walk: Walk, node: Node) -> Known:
     if not _has_floats(node):
         return walk._whole_numbers(node)
-    limits = [*node.args[1:], None, None][:2] if kind_of(node) == "clamp" else [node.args[1], None]
-    least, most = node.kwargs.get("min", limits[0]), node.kwargs.get("max", limits[1])
+    least, most = argument(node, "min"), argument(node, "max")
     if any(isinstance(limit, Node) for limit in (least, most)):
-        raise _Unknown("a clamp with computed limits")
-    return entries.clamped(walk.value(node.args[0]), least, most, lambda t: torch.clamp(t, least, most))  # type: ignore[arg-type]
+        raise _UnknownError("a clamp with computed limits")
+    return entries.clamped(walk.value(node.args[0]), least, most, lambda t: torch.clamp(t, least, most))
 
 
 def _where(walk: Walk, node: Node) -> Known:
@@ -609,12 +601,11 @@ def _extreme(walk: Walk, node: Node) -> Known:
 def _cat(walk: Walk, node: Node) -> Known:
     if not _has_floats(node):
         return walk._whole_numbers(node)
-    parts = [walk.with_mask(each) for each in node.args[0]]  # type: ignore[union-attr]
+    parts = [walk.with_mask(each) for each in argument(node, "tensors")]
     parts = [part for part in parts if part.shape != (0,)]
-    rest = node.args[1:]
-    join = torch.stack if kind_of(node) == "stack" else torch.cat
-    axis = rest[0] if rest else node.kwargs.get("dim", 0)
-    return joined_values(parts, lambda tensors: join(tensors, axis))  # type: ignore[arg-type]
+    join, axis = torch.stack if kind_of(node) == "stack" else torch.cat, argument(node, "dim", 0)
+    made = joined_values(parts, lambda tensors: join(tensors, axis))
+    return made if join is torch.cat or made.order is None else replace(made.plain(), order=None)
 
 
 def _made_alike(walk: Walk, node: Node) -> Known:
@@ -626,32 +617,28 @@ def _made_alike(walk: Walk, node: Node) -> Known:
         known = isinstance(fill, (int, float, bool)) and "empty" not in kind
         return Whole(tuple(value.shape), torch.full(value.shape, fill, dtype=value.dtype) if known else None)
     if "empty" in kind or "rand" in kind:
-        raise _Unknown("a tensor without values" if "empty" in kind else "random numbers")
+        raise _UnknownError("a tensor without values" if "empty" in kind else "random numbers")
     return walk.value(fill).moved(lambda entry: entry.expand(value.shape))
 
 
 def _embedding(walk: Walk, node: Node) -> Known:
     """Any row of a table, whatever the token or position."""
-    table = node.args[0]
-    known = walk._made.get(table)  # type: ignore[arg-type]
+    known, why = walk._argument(node.args[0]), None
     if isinstance(known, _Stored):
         low, high = _column_range(walk._stored(known.name))
     else:
-        value = merged(walk.value(table), [0])
-        row = value.unit[0].numpy()
+        value = merged(walk.value(node.args[0]), [0])
+        row, why = value.unit[0].numpy(), value.why
         low, high = value.low[row], value.high[row]
-    shape = _shape(node)
-    return Value(torch.arange(len(low)).expand(shape), low, high)
+    return Value(torch.arange(len(low)).expand(_shape(node)), low, high, why)
 
 
 def _column_range(table: Tensor) -> tuple[Floats, Floats]:
-    low, high = None, None
+    low, high = np.full(table.shape[1], np.inf), np.full(table.shape[1], -np.inf)
     step = max(1, 2**22 // max(1, table.shape[1]))
     for start in range(0, len(table), step):
         block = as_floats(table[start : start + step], "embedding")
-        least, most = block.min(axis=0), block.max(axis=0)
-        low, high = (least, most) if low is None or high is None else (np.minimum(low, least), np.maximum(high, most))
-    assert low is not None and high is not None
+        low, high = np.minimum(low, block.min(axis=0)), np.maximum(high, block.max(axis=0))
     return low, high
 
 
@@ -664,7 +651,7 @@ def _linear(walk: Walk, node: Node) -> Known:
     bias = node.args[2] if kind == "linear" and len(node.args) > 2 else node.args[0] if kind == "addmm" else None
     if bias is not None:
         name = walk._graph.stored_name(bias) if isinstance(bias, Node) else None
-        layer = replace(layer, bias=walk.value(bias).numbers, bias_name=name)
+        layer = replace(layer, bias=walk.numbers(bias), bias_name=name)
     return products.layer_of(value, layer, walk._seen(node))
 
 
@@ -675,7 +662,7 @@ def _matmul(walk: Walk, node: Node) -> Known:
     kind = kind_of(node)
     if kind in ("baddbmm", "addmm"):
         if node.kwargs.get("beta", 1) not in (0, 1):
-            raise _Unknown("a product with a factor")
+            raise _UnknownError("a product with a factor")
         factors = node.args[1:3]
     else:
         factors = node.args[:2]
@@ -683,14 +670,14 @@ def _matmul(walk: Walk, node: Node) -> Known:
     if kind == "linear":
         other = other.moved(lambda entry: entry.transpose(-1, -2))
     if one.unit.ndim < 2 or other.unit.ndim < 2:
-        raise _Unknown("a product of a vector")
+        raise _UnknownError("a product of a vector")
     made = products.mixture(one, other)
     if made is None:
         made = _angles(one, other)
     if made is None:
         made = products.scores_of(one, other)
     if kind in ("baddbmm", "addmm", "linear"):
-        scale = float(node.kwargs.get("alpha", 1))  # type: ignore[arg-type]
+        scale = float(argument(node, "alpha", 1))
         made = entries.times(made, np.full(len(made.low), scale))
         shift = node.args[0] if kind != "linear" else (node.args[2] if len(node.args) > 2 else None)
         if shift is not None and node.kwargs.get("beta", 1) == 1:
@@ -706,29 +693,27 @@ def _angles(one: Value, other: Value) -> Value | None:
 
 
 def _attention(walk: Walk, node: Node) -> Known:
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    query, key, value = (walk.value(given[name]) for name in names[:3])
-    if given.get("enable_gqa"):
+    query, key, value = (walk.value(argument(node, name)) for name in ("query", "key", "value"))
+    if argument(node, "dropout_p"):
+        raise _UnknownError("attention with dropout")
+    if argument(node, "enable_gqa"):
         repeats = query.shape[-3] // key.shape[-3]
         key, value = (each.moved(lambda entry: entry.repeat_interleave(repeats, dim=-3)) for each in (key, value))
-    scale = given.get("scale")
+    scale = argument(node, "scale")
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     scores = products.scores_of(query, key.moved(lambda entry: entry.transpose(-1, -2)))
     scores = entries.times(scores, np.full(len(scores.low), scale))
-    if given.get("dropout_p"):
-        raise _Unknown("attention with dropout")
-    mask = given.get("attn_mask")
+    mask = argument(node, "attn_mask")
     complete = True  # a row that sees nothing gets zeros
     if mask is not None:
-        known = walk._made.get(mask)
+        known = walk._argument(mask)
         if isinstance(known, Whole):
             complete = known.known is not None and bool(known.known.any(dim=-1).all())
         else:
             added = walk.with_mask(mask)
             scores = entries.sum_of(scores, added, operator.add)
-            numbers = added.numbers if added.exact else np.where(added.masked, -np.inf, added.low[added.unit.numpy()])
-            complete = bool((numbers > -np.inf).any(axis=-1).all())
+            seen = (added.opened().low > -np.inf)[added.unit.numpy()]
+            complete = bool(seen.any(axis=-1).all())
     if walk._scores is not None:
         walk._scores(node, scores)
     weights = entries.shares((*scores.shape,), len(scores.shape) - 1, complete=complete)
@@ -739,7 +724,7 @@ def _attention(walk: Walk, node: Node) -> Known:
 
 def _softmax(walk: Walk, node: Node) -> Known:
     value = walk.with_mask(node.args[0])
-    axis = int(node.args[1]) % len(value.shape)  # type: ignore[arg-type]
+    axis = int(argument(node, "dim")) % max(1, len(value.shape))
     return entries.shares(value.shape, axis, order=value.order if axis else None)
 
 
@@ -747,33 +732,31 @@ def _reduce(walk: Walk, node: Node) -> Known:
     if not _has_floats(node):
         return walk._whole_numbers(node)
     value = walk.value(node.args[0])
-    axes = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-    axes = list(range(value.unit.ndim)) if axes is None or axes == [] else axes
-    axes = [axes] if isinstance(axes, int) else list(axes)  # type: ignore[call-overload]
-    keep = bool(node.args[2]) if len(node.args) > 2 else bool(node.kwargs.get("keepdim", False))
+    axes, keep = _axes(node, value), bool(argument(node, "keepdim"))
     made = products.summed(value, axes, keep, mean=kind_of(node) == "mean")
     if kind_of(node) == "sum" and keep and len(axes) == 1 and (value.low >= 0).all():
-        axis = axes[0] % value.unit.ndim
-        made = _noted(made, entries.Total(walk.identity(node.args[0]), axis), numbered(made.shape))
+        return _noted(made, entries.Total(walk.identity(node.args[0]), axes[0]), numbered(made.shape))
     squares = value.form
-    last = keep and axes in ([-1], [value.unit.ndim - 1])
-    if kind_of(node) == "mean" and last and isinstance(squares, entries.Squares) and not squares.count:
-        if bool((value.places[0] == numbered(value.shape)).all()):
-            made = _noted(made, replace(squares, count=value.shape[-1]), numbered(made.shape))
+    if kind_of(node) == "mean" and keep and axes == [value.unit.ndim - 1] and isinstance(squares, entries.Squares):
+        in_place = not squares.count and bool((value.places[0] == numbered(value.shape)).all())
+        return _noted(made, replace(squares, count=value.shape[-1]), numbered(made.shape)) if in_place else made
     return made
+
+
+def _axes(node: Node, value: Value) -> list[int]:
+    """The axes that an operation reduces: all, if none is named."""
+    named = argument(node, "dim")
+    named = [named] if isinstance(named, int) else named or range(value.unit.ndim)
+    return [axis % value.unit.ndim for axis in named]
 
 
 def _norm_of(walk: Walk, node: Node) -> Known:
     """The length of vectors."""
-    if node.args[1] not in (2, 2.0):
-        raise _Unknown("a norm of another kind than the length")
+    if argument(node, "ord", 2) != 2:
+        raise _UnknownError("a norm of another kind than the length")
     value = walk.value(node.args[0])
     square = entries.unary("square", lambda t: t * t, value)
-    axes = node.args[2] if len(node.args) > 2 else None
-    if axes is None:
-        axes = list(range(value.unit.ndim))
-    keep = bool(node.args[3]) if len(node.args) > 3 else False
-    made = products.summed(square.plain(), [axes] if isinstance(axes, int) else list(axes), keep)  # type: ignore[call-overload]
+    made = products.summed(square, _axes(node, value), bool(argument(node, "keepdim")))
     return entries.unary("sqrt", torch.sqrt, replace(made, low=np.maximum(made.low, 0.0)))
 
 
@@ -810,36 +793,32 @@ def _gather(walk: Walk, node: Node) -> Known:
     """Entries along an axis, at places that are not known."""
     if not _has_floats(node):
         return walk._whole_numbers(node)
-    value, axis = walk.value(node.args[0]), int(node.args[1])  # type: ignore[arg-type]
+    value, shape = walk.value(node.args[0]), _shape(node)
+    axis = int(argument(node, "dim")) % max(1, len(shape))
     common = merged(value.plain(), [axis])
-    shape = _shape(node)
-    others = [at for at in range(len(shape)) if at != axis % len(shape)]
+    others = [at for at in range(len(shape)) if at != axis]
     if all(shape[at] == common.shape[at] for at in others):
         return replace(common, unit=common.unit.narrow(axis, 0, 1).expand(shape))
-    low, high = value.hull()
-    return within(shape, low, high, value.why)
+    return within(shape, *value.hull(), value.why)
 
 
 def _index(walk: Walk, node: Node) -> Known:
     """Rows by number: known rows are taken, for unknown ones any row will do."""
     if not _has_floats(node):
         return walk._whole_numbers(node)
-    picks = (
-        node.args[1]
-        if kind_of(node) == "index"
-        else [None] * (int(node.args[1]) % len(_shape(node.args[0]))) + [node.args[2]]
-    )  # type: ignore[operator,arg-type]
-    wholes = [None if each is None else walk.whole(each) for each in picks]  # type: ignore[union-attr]
+    value, picks = walk.value(node.args[0]), argument(node, "indices")
+    if kind_of(node) == "index_select":
+        picks = [None] * (int(argument(node, "dim")) % value.unit.ndim) + [argument(node, "index")]
+    wholes = [None if each is None else walk.whole(each) for each in picks]
     given = [each for each in wholes if each is not None]
-    value = walk.value(node.args[0])
     if all(each.known is not None and not each.varies for each in given):
         known = tuple(slice(None) if each is None else each.known for each in wholes)
         moved = value.moved(lambda entry: entry[known])
         return moved if value.order is None else replace(moved.plain(), order=None)
     if len(given) == 1 and wholes[0] is given[0] and given[0].known is not None:
         return _in_order(value, given[0])
-    if len(given) == 1 and wholes[0] is given[0] and value.exact and len(given[0].shape) == 1:
-        rows = products.listed(value, picks[0])  # type: ignore[index]
+    if len(given) == 1 and value.exact and len(given[0].shape) == 1 and _is_sorted(picks[0]):
+        rows = products.listed(value, picks[0])
         shape = (given[0].shape[0], *rows.shape)
         row = along(shape[0], shape, 0)
         return replace(rows.moved(lambda entry: entry.expand(shape)), places=(row,))
@@ -854,17 +833,25 @@ def _index(walk: Walk, node: Node) -> Known:
         middle = shape[len(lead) : len(shape) - len(tail)]
         one = one.reshape(*lead, *([1] * len(middle)), *tail)
         return replace(common, unit=one.expand(shape))
-    low, high = value.hull()
-    return within(shape, low, high, value.why)
+    return within(shape, *value.hull(), value.why)
+
+
+def _is_sorted(index: Any) -> bool:
+    """Whether whole numbers are in rising order: those of experts, to each of which its rows are sent together."""
+    while isinstance(index, Node) and kind_of(index) in COPIES:
+        index = index.args[0]
+    if not isinstance(index, Node) or index.target is not operator.getitem or index.args[1] != 0:
+        return False
+    source = index.all_input_nodes[0]
+    return kind_of(source) == "sort" and not argument(source, "descending", False)
 
 
 def _in_order(value: Value, rows: Whole) -> Value:
     """Rows that are known but for an unknown order, or that are put back into their own."""
     assert rows.known is not None
     if value.order is not None and rows.inverse_of is value.order:
-        value = (
-            value.plain() if isinstance(value.form, entries.Choice) else value
-        )  # rows are no longer those of experts
+        if isinstance(value.form, entries.Choice):
+            value = value.plain()  # its rows are no longer those of experts
         return replace(value.moved(lambda entry: entry[rows.known]), order=None)
     if value.unit.stride(0) != 0 and value.shape[0] > 1:
         kept = merged(value, [0])
@@ -878,17 +865,17 @@ def _in_order(value: Value, rows: Whole) -> Value:
 def _index_put(walk: Walk, node: Node) -> Known:
     """The inverse of a permutation; other uses are not followed."""
     if not _has_floats(node):
-        picks, filled = node.args[1], walk.whole(node.args[2])
-        order = walk.whole(picks[0]) if len(picks) == 1 else None  # type: ignore[arg-type,index]
-        if order is not None and order.order is not None and filled.known is not None and order.known is not None:
+        picks, numbers = argument(node, "indices"), walk.whole(node.args[2])
+        order = walk.whole(picks[0]) if len(picks) == 1 and not argument(node, "accumulate") else Whole(())
+        if order.order is not None and order.known is not None and numbers.known is not None:
             every = torch.arange(len(order.known))
-            if torch.equal(order.known, every) and torch.equal(filled.known, every):
+            if torch.equal(order.known, every) and torch.equal(numbers.known, every):
                 return Whole(order.shape, every, varies=True, inverse_of=order.order)
         return Whole(_shape(node))
+    if argument(node, "accumulate"):
+        raise _UnknownError("sums at unknown places")
     value, filled = walk.value(node.args[0]), walk.value(node.args[2])
     low, high = zip(value.hull(), filled.hull(), strict=True)
-    if len(node.args) > 3 and node.args[3]:
-        raise _Unknown("sums at unknown places")
     return within(_shape(node), min(low), max(high), value.why or filled.why)
 
 
@@ -899,7 +886,7 @@ def _copied(walk: Walk, node: Node) -> Known:
 
 
 def _to(walk: Walk, node: Node) -> Known:
-    known = walk._made.get(node.args[0])  # type: ignore[arg-type]
+    known = walk._argument(node.args[0])
     if _has_floats(node):
         return known if isinstance(known, _Stored) and known.floating else walk.with_mask(node.args[0])
     if isinstance(known, (Whole, _Stored)):
@@ -914,11 +901,10 @@ def _pad(walk: Walk, node: Node) -> Known:
         return walk._whole_numbers(node)
     value = walk.value(node.args[0])
     if (mode := argument(node, "mode", "constant")) != "constant":
-        raise _Unknown(f"padding of kind {mode}")
+        raise _UnknownError(f"padding of kind {mode}")
     fill = float(argument(node, "value") or 0.0)
-    pads, extra = list(node.args[1]), len(value.low)  # type: ignore[call-overload]
-    unit = torch.nn.functional.pad(value.unit, pads, value=extra)
-    return Value(unit, np.append(value.low, fill), np.append(value.high, fill), value.why, masked=value.masked)
+    unit = torch.nn.functional.pad(value.unit, list(argument(node, "pad")), value=len(value.low))
+    return Value(unit, np.append(value.low, fill), np.append(value.high, fill), value.why)
 
 
 def _triangle(walk: Walk, node: Node) -> Known:
@@ -931,25 +917,22 @@ def _triangle(walk: Walk, node: Node) -> Known:
 def _convolution(walk: Walk, node: Node) -> Known:
     """A convolution: every output is a sum over a window, whose entries are bounded channel by channel."""
     value = walk.value(node.args[0])
-    known = walk._made.get(node.args[1])  # type: ignore[arg-type]
+    known = walk._argument(node.args[1])
     if isinstance(known, _Stored):
         weight = walk._stored(known.name)
     elif isinstance(known, Value) and known.exact:
         weight = torch.from_numpy(known.low)[known.unit]
     else:
-        raise _Unknown("a convolution with computed weights")
+        raise _UnknownError("a convolution with computed weights")
     space = weight.ndim - 2
     common = merged(value.plain(), range(value.unit.ndim - space, value.unit.ndim))
     if value.unit.ndim == space + 2:
         common = merged(common, [0])
     channels = common.unit.movedim(-space - 1, 0).reshape(value.shape[-space - 1], -1)[:, 0].numpy()
     low, high = common.low[channels], common.high[channels]
-    names = ("stride", "padding", "dilation", "groups")
-    given = dict(zip(names, node.args[3:], strict=False)) | dict(node.kwargs)
-    padding = given.get("padding", 0)
-    if padding not in (0, [0] * space, (0,) * space, "valid"):
+    if argument(node, "padding", 0) not in (0, [0] * space, [0], "valid"):
         low, high = np.minimum(low, 0.0), np.maximum(high, 0.0)
-    groups = int(given.get("groups", 1))  # type: ignore[call-overload]
+    groups = int(argument(node, "groups", 1))
     window = int(np.prod(weight.shape[2:]))
     parts = []
     for group in range(groups):
@@ -958,8 +941,8 @@ def _convolution(walk: Walk, node: Node) -> Known:
         matrix = weight[rows].reshape(rows.stop - rows.start, -1)
         parts.append(interval_product(matrix, np.repeat(low[columns], window), np.repeat(high[columns], window)))
     low, high = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
-    if len(node.args) > 2 and node.args[2] is not None:
-        bias = walk.value(node.args[2]).numbers
+    if argument(node, "bias") is not None:
+        bias = walk.numbers(argument(node, "bias"))
         low, high = widened(low + bias, high + bias, np.abs(bias))
     shape = _shape(node)
     why = None if np.isfinite(low).all() and np.isfinite(high).all() else value.why
@@ -972,13 +955,13 @@ def _einsum(walk: Walk, node: Node) -> Known:
     left, _, out = formula.partition("->")
     names = left.split(",")
     if len(names) != 2 or "." in formula or any(len(set(name)) < len(name) for name in names):
-        raise _Unknown(f"einsum {formula}")
+        raise _UnknownError(f"einsum {formula}")
     one, other = (walk.value(each) for each in factors)  # type: ignore[union-attr]
     a, b = names
     summed = [axis for axis in a if axis in b and axis not in out]
     shared = [axis for axis in a if axis in b and axis in out]
     if len(summed) != 1 or any(axis not in out for axis in a + b if axis not in summed):
-        raise _Unknown(f"einsum {formula}")
+        raise _UnknownError(f"einsum {formula}")
     rows, columns = [x for x in a if x not in b], [x for x in b if x not in a]
     first = _arranged(one, a, [*shared, *rows, *summed], len(rows))
     second = _arranged(other, b, [*shared, *summed, *columns], len(columns), last=True)
