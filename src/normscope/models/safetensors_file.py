@@ -49,7 +49,7 @@ DTYPES = {
 }
 
 
-MOST_MAPPED = 2**28  # bytes read before a file is mapped anew: pages that were read count as memory of the process
+MOST_MAPPED = 2**25  # bytes read before a file is mapped anew: pages that were read count as memory of the process
 
 
 class SafetensorsFile:
@@ -79,8 +79,6 @@ class SafetensorsFile:
         return self._read(name, lambda: self._reader.get_slice(name)[rows])
 
     def _read(self, name: str, read: Callable[[], torch.Tensor]) -> torch.Tensor:
-        if self._bytes > MOST_MAPPED:
-            self._reader = self._opened()
         try:
             found = read()
         except (SafetensorError, RuntimeError) as error:
@@ -88,6 +86,8 @@ class SafetensorsFile:
                 f"tensor {quoted(name)} of dtype {self.dtypes[name]} cannot be read: {first_line(error)}"
             ) from None
         self._bytes += found.nbytes
+        if self._bytes > MOST_MAPPED:
+            self._reader = self._opened()
         return found
 
     def close(self) -> None:
