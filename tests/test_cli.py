@@ -124,21 +124,23 @@ def test_tables_are_at_most_100_columns_wide_and_name_every_norm():
 
 
 def test_ranges_prints_json_that_fits_its_schema_with_witnesses_near_their_bounds():
-    done = run("ranges", "--json")
+    done = run("ranges", "--tight", "1", "--json")
     assert done.returncode == 0
     result = json.loads(done.stdout)
     jsonschema.validate(result, schema("layer_ranges"), cls=jsonschema.Draft202012Validator)
     readers = {layer["layer"].rpartition(".")[2] for layer in result["layers"]}
-    assert readers == {"c_attn", "c_fc", "lm_head"}
-    assert all(layer["witness"]["gap"] <= 1e-6 for layer in result["layers"])
-    assert {layer["reason"] for layer in result["not_covered"]} == {"does not read a norm"}
+    assert readers == {"c_attn", "c_proj", "c_fc", "lm_head"}
+    exact = [layer for layer in result["layers"] if layer["grade"] == "exact"]
+    assert len(exact) == 9
+    assert all(1 <= layer["ratio"] <= 1 + 1e-6 for layer in exact)
+    assert result["not_covered"] == []
 
 
 def test_ranges_prints_tables_of_at_most_100_columns():
-    done = run("ranges")
+    done = run("ranges", "--tight", "0")
     assert done.returncode == 0
     assert all(len(line) <= 100 for line in done.stdout.splitlines())
-    assert "Not covered" in done.stdout
+    assert done.stdout.startswith("• float16: excluded for every tensor, whatever the input.")
 
 
 @pytest.fixture
@@ -346,8 +348,11 @@ def test_every_command_that_calls_a_model_takes_inputs_from_a_file(run_here, inp
     assert result["placement"] == "pre-norm"
     done = run_here("keys", "--inputs", inputs, "--json")
     assert json.loads(done.stdout)["sequences"] == 2
-    done = run_here("ranges", "--inputs", inputs, "--json")
-    assert json.loads(done.stdout)["layers"] == json.loads(run_here("ranges", "--json").stdout)["layers"]
+    done = run_here("ranges", "--tight", "0", "--inputs", inputs, "--json")
+    plain = json.loads(run_here("ranges", "--tight", "0", "--json").stdout)["layers"]
+    found = json.loads(done.stdout)["layers"]
+    assert [(row["low"], row["high"]) for row in found] == [(row["low"], row["high"]) for row in plain]
+    assert all(0 < row["used"] <= 1 for row in found)
     done = run_here("fold", "--out", tmp_path / "folded", "--inputs", inputs, "--json")
     assert json.loads(done.stdout)["certificate"]["inputs"] == "input_ids 2×6"
 

@@ -11,9 +11,9 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src"
 FILES = sorted((SOURCE / "normscope").rglob("*.py"))
 LAYERS = """
-from normscope.results.layer_ranges import LayerRange, LayerRanges
-row = LayerRange("head", "head.weight", "norm", 2, -1.0, 1.0, 0, 1.0, 0, None)
-result = LayerRanges("a model", (row,), ())
+from normscope.results.layer_ranges import LayerRanges, Limit, TensorRange
+row = TensorRange("head", "output", 2, -1.0, 1.0, 0, 1.0, None, "intervals", "excluded")
+result = LayerRanges("a model", None, Limit("float16", 65504.0, 1, 1, 0, 0, 0, 0), (row,), (), ())
 """
 
 

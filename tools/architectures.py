@@ -211,7 +211,7 @@ def bounds_of(found) -> dict:
     partly = {missed.layer for missed in found.not_covered}
     bounds: dict = {}
     for layer in found.layers:
-        if layer.bounded and layer.layer not in partly and layer.layer != layer.weight:
+        if layer.bounded and layer.weight and layer.layer not in partly and layer.layer != layer.weight:
             low, high = torch.tensor(layer.lows), torch.tensor(layer.highs)
             before = bounds.get(layer.layer, (low, high))  # by another norm, which the layer reads too
             bounds[layer.layer] = (torch.minimum(low, before[0]), torch.maximum(high, before[1]))
@@ -240,7 +240,7 @@ def outputs_of(model, names, inputs) -> list:
         model(**inputs)
     for hook in hooks:
         hook.remove()
-    return seen
+    return [(name, made) for name, made in seen if isinstance(made, torch.Tensor)]
 
 
 def share(rows, low, high) -> float:

@@ -326,7 +326,7 @@ def read_images(path: Path) -> None:
 
 def prepare_texts(folder: Path) -> list[Path]:
     found = [write(folder / "plain" / "text.txt", "Sein oder Nichtsein\nläuft\n")]
-    for split in ("train", "test"):
+    for split in ("train", "val", "test"):
         for language in ("de", "en"):
             packed = gzip.compress(f"eins {language}\nzwei\n".encode())
             found.append(write(folder / "parallel" / f"{split}.{language}.gz", packed))

@@ -81,7 +81,7 @@ def run_call(
 def run_between(
     graph: ModelGraph, given: Mapping[Node, Tensor], target: Node, stored: Callable[[str], Tensor]
 ) -> Tensor:
-    """The value of one node for given values of others, in float64; inputs of the model are those of the traced call."""
+    """The value of one node for given values of others, in float64; the model's inputs are those of the traced call."""
     needed: set[Node] = set()
     pending = [target]
     while pending:

@@ -82,8 +82,8 @@ def input_ranges(folder: Path) -> dict[str, tuple[float, float]]:
             found = read_json(path)
         except (ValueError, json.JSONDecodeError):
             continue
-        own = found.get("image_processor")
-        if (bounds := _pixels(own if isinstance(own, dict) else found)) is not None:
+        inner = found.get("image_processor")
+        if (bounds := _pixels(inner if isinstance(inner, dict) else found)) is not None:
             return {"pixel_values": bounds}
     return {}
 

@@ -28,7 +28,7 @@ from normscope.bounds.tight_bound import witness
 from normscope.certificates.check_ranges import direction_of, output_of
 from normscope.certificates.neuron_certificates import Neurons
 from normscope.certificates.range_certificates import Matrix, RangeCertificate, Reader
-from normscope.checks import Floats, frozen
+from normscope.checks import Floats, as_floats, frozen
 from normscope.errors import InputError
 from normscope.models.batches import Inputs
 from normscope.models.float64_run import run_between, run_call
@@ -42,7 +42,7 @@ from normscope.results.inventory import FoundNorm
 from normscope.results.layer_ranges import TYPES, UNITS, Grade, LayerRanges, Limit, TensorRange, Verdict
 from normscope.studies.observed import Observed, Seen, observed
 from normscope.tensors.linear_rows import Ball, Linear, ProductRows, reads_norm
-from normscope.tensors.products import Outputs
+from normscope.tensors.products import Layer, Outputs
 from normscope.tensors.roles import Role, roles_of
 from normscope.tensors.values import Gated, Value
 from normscope.tensors.walk import NormCall, Walk
@@ -165,6 +165,7 @@ class RangeSearch:
         self.stored = Recent(plain.weights)
         self.norms = {found.path: found for found in inventory.values() if found.path is not None}
         self.calls = _norm_calls(self.graph, self.norms)
+        self.refused = _refused_calls(self.graph, self.norms)
         self.roles = roles_of(self.graph, self.norms)
         self.layers = {product.total: product.reader for product in self.graph.products.values()}
         self._products = {product.total: node for node, product in self.graph.products.items()}
@@ -189,14 +190,15 @@ class RangeSearch:
         rows = self.rows(progress)
         seen = self.observe(rows) if self.subject.runs else {}
         found = [_with_text(row, seen.get(node)) for node, row in rows.items()]
+        layers, repeated = _by_module([row for row in found if row.what == "output"])
         return LayerRanges(
             self.subject.name,
             None if self.subject.path is None else str(self.subject.path),
             Limit(self.limit, self.largest, sum(self._counts.values()), *self._counts.values()),
-            tuple(row for row in found if row.what == "output"),
+            tuple(layers),
             tuple([row for row in found if row.what != "output"] + self._score_rows),
             tuple(self._others),
-            tuple(self.certificates),
+            tuple(proof for proof in self.certificates if proof.layer not in repeated),
             self.subject.text,
             self.subject.dtype,
         )
@@ -209,7 +211,13 @@ class RangeSearch:
     def _walked(self, progress: Progress) -> dict[Node, TensorRange]:
         rows: dict[Node, TensorRange] = {}
         walk = Walk(
-            self.graph, self.stored, self.calls, self.subject.input_ranges, self._watch, self._scores.__setitem__
+            self.graph,
+            self.stored,
+            self.calls,
+            self.subject.input_ranges,
+            self._watch,
+            self._scores.__setitem__,
+            self.refused,
         )
         for node, value in progress(_sized(walk.steps(), len(self.graph.nodes)), "tensors"):
             if not isinstance(value, Value) or node.op != "call_function" or node in self.graph.constants:
@@ -234,7 +242,9 @@ class RangeSearch:
         if node in self.layers:
             return self._layer(node, value)
         if kind_of(node) in MATRICES:
-            return self._tensor(Role(self.graph.module_of(node), "output"), value)
+            axis = -1 - int(kind_of(node)[-2])  # channels come before the axes of space
+            moved = value.moved(lambda entry: entry.movedim(axis, -1))
+            return self._tensor(Role(self.graph.module_of(node), "output"), moved)
         role = self.roles.get(node)
         if role is None:
             return None
@@ -612,6 +622,46 @@ def _norm_calls(graph: ModelGraph, norms: Mapping[str, FoundNorm]) -> dict[Node,
     return found
 
 
+def _refused_calls(graph: ModelGraph, norms: Mapping[str, FoundNorm]) -> dict[Node, str]:
+    """The outputs of calls of norms that bound nothing, and why."""
+    refused = {path: norm.obstacle for path, norm in norms.items() if norm.obstacle is not None}
+    return {
+        output: f"the norm {path}: {why}"
+        for path, why in refused.items()
+        for call in graph.calls_of(path)
+        for output in graph.leaving(call)
+    }
+
+
+def _by_module(rows: Sequence[TensorRange]) -> tuple[list[TensorRange], set[str]]:
+    """One row for each layer, also if it is called several times; and which are."""
+    calls: dict[tuple[str, str | None], list[TensorRange]] = {}
+    for row in rows:
+        calls.setdefault((row.layer, row.weight), []).append(row)
+    made = [_hull(each) if len(each) > 1 else each[0] for each in calls.values()]
+    return made, {layer for (layer, _), each in calls.items() if len(each) > 1}
+
+
+def _hull(rows: Sequence[TensorRange]) -> TensorRange:
+    """The ranges of all calls of a layer together."""
+    loose = next((row for row in rows if not row.bounded), None)
+    if loose is not None:
+        return replace(loose, why=f"{loose.why} (in {sum(not row.bounded for row in rows)} of {len(rows)} calls)")
+    first = max(rows, key=lambda row: abs(row.bound or 0.0))
+    lows = [row.lows for row in rows if row.lows is not None]
+    highs = [row.highs for row in rows if row.highs is not None]
+    norms = {row.norm for row in rows}
+    return replace(
+        first,
+        low=min(row.low for row in rows if row.low is not None),
+        high=max(row.high for row in rows if row.high is not None),
+        norm=first.norm if len(norms) == 1 else None,
+        grade=first.grade if first.grade != "tight" else "quadratic",
+        lows=frozen(np.min(lows, axis=0)) if len(lows) == len(rows) else None,
+        highs=frozen(np.max(highs, axis=0)) if len(highs) == len(rows) else None,
+    )
+
+
 def _reader(form: Linear) -> Reader | None:
     """Where the rows of a linear value are stored, if it reads a norm through one stored matrix."""
     rows = form.rows
@@ -621,12 +671,26 @@ def _reader(form: Linear) -> Reader | None:
     if layer.bias is not None and not layer.bias_name:
         return None
     plain = form.take(np.arange(len(form.index)))
+    if not _has_stored_offset(plain, layer):
+        return None
     return Reader(
         Matrix(layer.name, layer.transposed, layer.expert),
         layer.bias_name,
         rows=np.asarray(plain.index, dtype=np.int64),
         scale=np.asarray(plain.scale),
     )
+
+
+def _has_stored_offset(form: Linear, layer: Layer) -> bool:
+    """Whether a linear value has the offset of its layer, and nothing was added to it since."""
+    rows = form.rows
+    assert isinstance(rows, ProductRows)
+    norm, wanted = rows.read_norm, layer.shift[form.index]
+    near = 1e-13 * np.abs(wanted)
+    if norm.bias.any():
+        weights = as_floats(layer.matrix()[torch.from_numpy(form.index)], "weights")
+        wanted, near = wanted + weights @ norm.bias, near + 1e-13 * np.abs(weights) @ np.abs(norm.bias)
+    return bool((np.abs(form.scale * wanted - form.offset) <= np.abs(form.scale) * near).all())
 
 
 def _farthest(outputs: Outputs) -> int:

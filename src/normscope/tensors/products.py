@@ -337,11 +337,13 @@ def scores_of(one: Value, other: Value) -> Value:
 
 def _score(a: Value, b: Value, row: Any, column: Any, apart: bool) -> tuple[float, float]:
     """Bounds of the product of two vectors."""
-    corners = [x * y for x in (a.low[row], a.high[row]) for y in (b.low[column], b.high[column])]
-    with np.errstate(invalid="ignore"):
-        stacked = np.where(np.isnan(corners), 0.0, corners)
-    slack = (len(row) + 8) * EPS * np.abs(stacked).max(axis=0).sum()
-    low, high = stacked.min(axis=0).sum() - slack, stacked.max(axis=0).sum() + slack
+    with np.errstate(invalid="ignore", over="ignore"):
+        corners = [x * y for x in (a.low[row], a.high[row]) for y in (b.low[column], b.high[column])]
+        stacked = np.where(np.isnan(corners), 0.0, corners)  # 0 × infinity: the other corners say how large it can be
+        slack = (len(row) + 8) * EPS * np.abs(stacked).max(axis=0).sum()
+        low, high = stacked.min(axis=0).sum() - slack, stacked.max(axis=0).sum() + slack
+    if not (np.isfinite(low) and np.isfinite(high)):
+        low, high = -np.inf, np.inf
     if apart or not (a.form and b.form):
         return float(low), float(high)
     q, k = _turning(a, row, -1), _turning(b, column, -2)

@@ -60,7 +60,7 @@ class Walk:
     """The walk over a graph. `stored` reads a parameter or buffer by its name; `norms` are the outputs of norm calls.
 
     `given` has bounds of floating-point inputs by name. `watch` sees what every layer writes, and may tighten it;
-    `scores` sees the scores inside attention operations.
+    `scores` sees the scores inside attention operations; `refused` are outputs of norms that bound nothing, and why.
     """
 
     def __init__(
@@ -71,7 +71,9 @@ class Walk:
         given: Mapping[str, tuple[float, float]] | None = None,
         watch: Callable[[Node, products.Outputs], None] | None = None,
         scores: Callable[[Node, Value], None] | None = None,
+        refused: Mapping[Node, str] | None = None,
     ) -> None:
+        self._refused = dict(refused or {})
         self._graph, self._read, self._norms, self._given = graph, stored, norms, dict(given or {})
         self._watch, self._scores = watch, scores
         self._made: dict[Node, Known] = {}
@@ -134,6 +136,8 @@ class Walk:
             if DEBUG:
                 raise
             made = self._unknown(node, f"{kind_of(node) or node.name} could not be followed ({type(error).__name__})")
+        if isinstance(made, Value) and made.why is not None and node in self._refused:
+            made = replace(made, why=self._refused[node])
         if isinstance(made, Value):
             inputs = [self._made.get(each) for each in node.all_input_nodes]
             depth = max((each.depth for each in inputs if isinstance(each, Value)), default=0)
