@@ -102,7 +102,7 @@ def pushed(module, bounds, shape, steps=60, seed=0):
     low, high = (
         torch.from_numpy(np.asarray(each))[bounds.output.unit] for each in (bounds.output.low, bounds.output.high)
     )
-    middle, half = (low + high) / 2, (high - low) / 2
+    middle, half = (low + high) / 2, ((high - low) / 2).clamp(min=1e-3)
     reached = 0.0
     for sign in (1.0, -1.0):
         x = torch.randn(shape, dtype=torch.float64).requires_grad_()
@@ -508,3 +508,9 @@ def test_an_operation_in_place_leaves_the_buffers_of_a_model_alone():
     model = Shifted()
     Bounds(model, torch.randn(1, 8, 6))
     assert torch.equal(model.index, torch.arange(6))
+
+
+def test_a_model_that_cannot_be_traced_in_half_precision_makes_no_noise(capfd):
+    subject = Subject(random_model("bart"))
+    assert subject.held_otherwise("float16") == frozenset()
+    assert capfd.readouterr().err == ""

@@ -6,8 +6,11 @@ the meta device, with the model in the half type.
 
 import copy
 import inspect
+import io
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +31,25 @@ def held_otherwise(model: nn.Module, graph: ModelGraph, dtype: str) -> frozenset
     try:
         other = _without_values(model, kind)
         args, kwargs = tree_map(lambda value: _on_meta(value, kind), (args, kwargs))
-        second = trace(other, {**kwargs, **_named(other, args)} if kwargs else args)
+        with _quietly():
+            second = trace(other, {**kwargs, **_named(other, args)} if kwargs else args)
     except ValueError:
         return frozenset()
     if [(node.name, node.target) for node in second.nodes] != [(node.name, node.target) for node in graph.nodes]:
         return frozenset()
     return frozenset(node.name for node in second.nodes if is_float(node) and node.meta["val"].dtype != kind)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """A context without what torch prints when a trace fails, which is no error here."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _named(model: nn.Module, args: tuple[Any, ...]) -> dict[str, Any]:
