@@ -11,7 +11,7 @@ from torch import nn
 
 import normscope as ns
 from normscope.bounds.tight_bound import tight
-from normscope.certificates import check_ranges, range_certificates
+from normscope.certificates import check_ranges, range_certificates, range_formulas
 from normscope.certificates.neuron_certificates import Neurons
 from normscope.certificates.range_certificates import Matrix
 from normscope.errors import InputError
@@ -250,7 +250,7 @@ def test_a_proof_with_another_activation_is_not_about_this_model(found, activati
     norm = tensors.norm(proof.norm)
     neurons, row = neurons_by_definition(tensors, proof, activation), proof.sign * row_by_definition(tensors, proof)
     made = tight(neurons, row)
-    value = check_ranges.output_of(neurons, row, check_ranges.direction_of(norm, proof.input)).value
+    value = range_formulas.output_of(neurons, row, range_formulas.direction_of(norm, proof.input)).value
     shift = proof.sign * proof.shift
     certificate = made.certificate
     forged = replace(

@@ -13,7 +13,8 @@ from torch import nn
 from architectures import random_model
 from normscope import Norm
 from normscope.results.layer_ranges import LayerRanges
-from normscope.studies.ranges import driving_input, ranges
+from normscope.studies.driving_inputs import driving_input
+from normscope.studies.ranges import ranges
 from normscope.tensors import linear_rows
 from oracles import dense_factor, torch_norm
 

@@ -1,9 +1,10 @@
 """How far weighted sums of neurons, and attention scores, can go over the unit ball: bounds with certificates."""
 
 from normscope.bounds.activations import ACTIVATIONS, Activation
+from normscope.bounds.ascent import witness
 from normscope.bounds.attention_scores import Scores, rotary_range, score_range
 from normscope.bounds.neurons import cheap, hidden_range, intervals
-from normscope.bounds.tight_bound import Tight, tight, witness
+from normscope.bounds.tight_bound import Tight, tight
 from normscope.certificates.neuron_certificates import NeuronCertificate, Neurons, ScoreCertificate
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""How far one weighted sum of neurons can go over the unit ball: a bound that is proven, and an input that nears it.
+"""How far one weighted sum of neurons can go over the unit ball: a bound that is proven.
 
     f(u) = Σ dⱼhⱼ(u)  ≤  u'Xu + 2g·u + c  ≤  λ + s      if   [[λI − X, −g], [−g', s − c]] ⪰ 0,  λ ≥ 0
 
@@ -15,37 +15,24 @@ taken off the diagonal.
 [1] Rump, Verification of positive definiteness, BIT 2006.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import LinAlgError, cho_solve, cholesky, eigh, orth, solve_triangular
+from scipy.linalg import LinAlgError, cho_solve, cholesky, eigh, solve_triangular
 from scipy.optimize import minimize
 
-from normscope.bounds.activations import ACTIVATIONS, Activation
-from normscope.bounds.neurons import (
-    EPS,
-    hidden_range,
-    intervals,
-    lift_weight,
-    norms,
-    product_multipliers,
-    reader_range,
-    weights,
-)
+from normscope.bounds.activations import ACTIVATIONS
+from normscope.bounds.neuron_forms import Forms, GatedForms, PlainForms, Singles, single
+from normscope.bounds.neurons import EPS, hidden_range, intervals, norms, product_multipliers, reader_range, weights
 from normscope.certificates.neuron_certificates import NeuronCertificate, Neurons
 from normscope.checks import Floats, as_floats
-
-Singles = NDArray[np.float32]
 
 TOP, WIDTH = 32, 64  # eigenvectors that join the subspace at a time, and its dimensions
 SOFT = (0.05, 0.008, 0.004, 0.004, 0.002)  # ν·n as a share of the bound, by round
 CLOSE, SHARP = 0.003, 0.005  # stop where all dimensions add less than this share, if steps were not softer than that
 SMALL = 1024  # dimensions up to which λmax is computed in float64
-CLIMB, POLISHED = 40, 3  # steps of ascent, and how many ends are polished
-NODES = 96  # values of t at which a plain neuron is looked at while searching
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +60,7 @@ def tight(neurons: Neurons, d: Any) -> Tight:
     Tight
         The bound with its certificate; `normscope.certificates.check_neurons.check` checks it.
 
+    >>> from normscope.bounds.ascent import witness
     >>> rng = np.random.default_rng(0)
     >>> many = Neurons("silu", rng.normal(size=(64, 9)), b=rng.normal(size=(64, 9)))
     >>> d = rng.normal(size=64)
@@ -91,7 +79,7 @@ def tight(neurons: Neurons, d: Any) -> Tight:
     if not np.isfinite(reach) or reach < 1e-250:
         return _by_intervals(neurons, row, "the weights are too large or too small")
     some, chosen = (neurons, row) if live.all() else (neurons.part(live), row[live])
-    family = _Plain(some, chosen / reach) if some.b is None else _Gated(some, chosen / reach)
+    family = PlainForms(some, chosen / reach) if some.b is None else GatedForms(some, chosen / reach)
     if not family.largest < 1e9:  # far above what single neurons can reach: float32 would see nothing else
         return _by_intervals(neurons, row, "the weights are too large or too small")
     theta, directions, top = _searched(family)
@@ -108,185 +96,9 @@ def tight(neurons: Neurons, d: Any) -> Tight:
     return Tight(bound, NeuronCertificate("quadratic", bound, *every, lam, s), directions)
 
 
-def witness(
-    neurons: Neurons, d: Any, found: Tight | None = None, starts: int = 24, seed: int = 0, project: Any = None
-) -> tuple[Floats, float]:
-    """An input u of the ball for which the sum is as large as ascent could make it, and the sum there.
-
-    Parameters
-    ----------
-    neurons
-        F of them.
-    d
-        (F,): the weights of the sum.
-    found
-        What `tight` returned for them: its directions are good starts.
-    starts
-        How many inputs ascend at once.
-    seed
-        Of the random ones.
-    project
-        A function that takes columns (n, k) to the subspace in which u must be. Rows of a LayerNorm's readers are
-        centred, so the sum does not change if u is, and nothing is needed: the returned u, centred, does the same.
-
-    Returns
-    -------
-    tuple[Floats, float]
-        u with |u| ≤ 1, and f(u) in float64.
-
-    >>> u, value = witness(Neurons("relu", [[3.0, 4.0]]), [2.0])
-    >>> u.round(2), round(value, 6)
-    (array([0.6, 0.8]), 10.0)
-    """
-    row = weights(neurons, as_floats(d, "d")[None])[0]
-    net, n = _Net.of(neurons, row, np.float64), neurons.size
-    u = np.zeros(n)
-    value = float(_values(net, u[:, None])[0][0])
-    if not row.any():
-        return u, value
-    rng = np.random.default_rng(seed)
-    place: Callable[[Floats], Floats] = (lambda x: x) if project is None else project
-    known = np.zeros((n, 0)) if found is None else found.directions
-    pull = _values(net, u[:, None])[1]  # the slope at 0
-    space = orth(_unit_columns(place(np.column_stack([pull, known, rng.normal(size=(n, 8))]))), rcond=1e-9)
-    first = _unit_columns(place(np.column_stack([pull, known[:, : starts // 4]])))
-    first = first[:, first.any(axis=0)]
-    wild = space @ rng.normal(size=(space.shape[1], max(2, starts - 2 * first.shape[1])))
-    rough = _Net.of(neurons.part(row != 0), row[row != 0], np.float32)  # values are in float64 again below
-    inputs = _ascended(rough, space, _unit_columns(np.column_stack([first, -first, wild])))
-    for start in inputs.T:
-        end = place(_polished(rough, start, place)[:, None])[:, 0]
-        inside = np.linalg.norm(end) < 1 - 1e-6
-        for candidate in (start, end if inside else _unit_columns(end[:, None])[:, 0]):
-            reached = float(_values(net, candidate[:, None])[0][0])
-            if reached > value:
-                u, value = candidate, reached
-    return u, value
-
-
-class _Forms(NamedTuple):
-    """Coefficients of t², tv, v², t, v for each neuron (F,), and a constant."""
-
-    tt: Floats
-    tv: Floats
-    vv: Floats
-    t: Floats
-    v: Floats
-    constant: float
-
-
-class _Gated:
-    """Gated neurons with rows of length 1 (offset included); θ = log of μ over its usual value."""
-
-    steps = 40  # between two looks at all dimensions
-
-    def __init__(self, neurons: Neurons, d: Floats) -> None:
-        assert neurons.b is not None
-        assert neurons.b_offset is not None
-        act = ACTIVATIONS[neurons.activation]
-        tau = lift_weight(neurons) or 1.0
-        least, most = act.factors(*reader_range(neurons.a, neurons.a_offset))
-        self.size_a = _positive(np.hypot(norms(neurons.a), neurons.a_offset / tau))
-        self.size_b = _positive(np.hypot(norms(neurons.b), neurons.b_offset / tau))
-        self.a, self.alpha = neurons.a / self.size_a[:, None], neurons.a_offset / self.size_a
-        self.b, self.beta = neurons.b / self.size_b[:, None], neurons.b_offset / self.size_b
-        scale = d * self.size_a * self.size_b
-        self.signed, self.spread = scale * (most + least) / 2, np.abs(scale) * (most - least) / 4
-        self.linear = act.at_zero * d * self.size_b
-        self.start = np.zeros(len(d))
-        self.limits = [(-30.0, 30.0)] * len(d)
-        self.largest = float(np.abs(self.signed).max() + np.abs(self.linear).max())
-
-    def forms(self, theta: Floats, soft: float) -> _Forms:
-        ratio = np.exp(theta)
-        zero = np.zeros(len(theta))
-        return _Forms(self.spread * ratio, self.signed, self.spread / ratio, zero, self.linear, 0.0)
-
-    def slope(self, theta: Floats, tt: Floats, vv: Floats, t: Floats) -> Floats:
-        ratio = np.exp(theta)
-        return np.asarray(self.spread * (ratio * tt - vv / ratio))
-
-    def constant(self, theta: Floats) -> float:
-        return 0.0
-
-    def multipliers(self, theta: Floats) -> tuple[Floats, Floats]:
-        return np.exp(theta) * (self.size_b / self.size_a), np.zeros(0)
-
-
-class _Plain:
-    """Plain neurons with rows of length 1 (offset included); θ = (p, q), p in units of its first value."""
-
-    steps = 60
-    b: Floats | None = None
-    beta: Floats | None = None
-
-    def __init__(self, neurons: Neurons, d: Floats) -> None:
-        act = ACTIVATIONS[neurons.activation]
-        tau = lift_weight(neurons) or 1.0
-        self.size_a = _positive(np.hypot(norms(neurons.a), neurons.a_offset / tau))
-        self.a, self.alpha = neurons.a / self.size_a[:, None], neurons.a_offset / self.size_a
-        self.act, self.weight, sign = act, np.abs(d), np.sign(d)
-        low, high = reader_range(neurons.a, neurons.a_offset)
-        self.sign, self.low, self.high = sign, low, high
-        even = low[:, None] + np.linspace(0, 1, NODES // 2) * (high - low)[:, None]
-        near = np.clip(np.sinh(np.linspace(-4, 4, NODES - NODES // 2)) / 3, low[:, None], high[:, None])
-        self.nodes = np.concatenate([even, near], axis=1)
-        self.values = sign[:, None] * act.value(self.nodes)
-        if act.halves:
-            # The start is the cheap bound: p = 1/(4κ|a|), with the best κ for all.
-            positive = np.sqrt(np.maximum(d, 0.0) * self.size_a)
-            lifted = np.column_stack([self.a, self.alpha / tau]) * positive[:, None]
-            trace, top = float(positive @ positive), _top(lifted)
-            kappa = np.sqrt(max((1 + tau * tau) * top, 1e-300) / max(trace, 1e-300)) if trace > 0 else 1.0
-            self.unit = 1 / (4 * max(kappa, 1e-3) * self.size_a)
-            p, q, self.tilt = np.where(sign > 0, 1.0, 0.0), sign / 2, np.ones(len(d))
-        else:
-            width = np.maximum(high - low, 1e-100)
-            self.unit = np.maximum(np.abs(act.value(high) - act.value(low)) / width / width, 1e-3 / width)
-            secant = (act.value(high) - act.value(low)) / width
-            self.tilt = np.maximum(np.abs(secant), 1e-3 * np.abs(self.values).max(axis=1) / width) + 1e-100
-            p, q = np.zeros(len(d)), sign * secant / self.tilt
-        self.start = np.concatenate([p, q])
-        self.limits = [(-50.0, 50.0)] * (2 * len(d))
-        p, q = self._parts(self.start)
-        self.largest = float(np.max(self.weight * np.maximum(self.unit * self.size_a, self.tilt) * self.size_a))
-        first = self.values - p[:, None] * self.nodes**2 - q[:, None] * self.nodes
-        floor = 1e-3 * np.abs(first).max(axis=1) + 1e-6 * np.abs(self.values).max(axis=1) + 1e-100
-        self.scale = np.maximum(np.abs(first.max(axis=1)), floor)
-
-    def forms(self, theta: Floats, soft: float) -> _Forms:
-        p, q = self._parts(theta)
-        excess = self.values - p[:, None] * self.nodes**2 - q[:, None] * self.nodes
-        most = excess.max(axis=1)
-        # The maximum is softened as well: p and q are a kink where two values of t tie.
-        sharp = max(soft, 1e-12) * self.scale
-        share = np.exp(np.maximum((excess - most[:, None]) / sharp[:, None], -60.0))
-        total = share.sum(axis=1)
-        self.mean = (share * self.nodes).sum(axis=1) / total
-        self.square = (share * self.nodes**2).sum(axis=1) / total
-        zero = np.zeros(len(p))
-        constant = float(self.weight @ (most + sharp * np.log(total)))
-        return _Forms(self.weight * p * self.size_a**2, zero, zero, self.weight * q * self.size_a, zero, constant)
-
-    def slope(self, theta: Floats, tt: Floats, vv: Floats, t: Floats) -> Floats:
-        of_p = self.weight * self.unit * (tt * self.size_a**2 - self.square)
-        return np.concatenate([of_p, self.weight * self.tilt * (t * self.size_a - self.mean)])
-
-    def constant(self, theta: Floats) -> float:
-        """What `forms` has from some values of t only, from all."""
-        return float(self.weight @ self.act.least_constant(self.sign, *self._parts(theta), self.low, self.high))
-
-    def multipliers(self, theta: Floats) -> tuple[Floats, Floats]:
-        return self._parts(theta)
-
-    def _parts(self, theta: Floats) -> tuple[Floats, Floats]:
-        count = len(self.unit)
-        return theta[:count] * self.unit, theta[count:] * self.tilt
-
-
-def _searched(family: _Gated | _Plain) -> tuple[Floats, Floats, float]:
+def _searched(family: GatedForms | PlainForms) -> tuple[Floats, Floats, float]:
     """The best multipliers found, directions in which the bound is nearly reached, and λmax(X) in float32."""
-    a, b, n = _single(family.a), None if family.b is None else _single(family.b), family.a.shape[1]
+    a, b, n = single(family.a), None if family.b is None else single(family.b), family.a.shape[1]
     theta, width = family.start, min(WIDTH, n)
     best: tuple[float, Floats, Floats, float] | None = None
     inside, last, basis = 0.0, np.inf, np.zeros((n, 0), np.float32)
@@ -305,7 +117,7 @@ def _searched(family: _Gated | _Plain) -> tuple[Floats, Floats, float]:
             best = value, theta, np.asarray(directions, float), float(top[-1])
         if last <= SHARP and (value <= inside + CLOSE * abs(inside) or gained < CLOSE * abs(value) / 3):
             break
-        basis = np.linalg.qr(np.column_stack([_unit_columns(directions), basis]).astype(np.float32))[0][:, :width]
+        basis = np.linalg.qr(np.column_stack([unit_columns(directions), basis]).astype(np.float32))[0][:, :width]
         last, small_a, small_b = soft, a @ basis, _times(b, basis)
         theta = _stepped(family, theta, small_a, small_b, soft)
         inside = _softened(family.forms(theta, 0.0), small_a, family.alpha, small_b, family.beta, 1e-9)[0]
@@ -313,7 +125,7 @@ def _searched(family: _Gated | _Plain) -> tuple[Floats, Floats, float]:
     return best[1:]
 
 
-def _stepped(family: _Gated | _Plain, theta: Floats, a: Singles, b: Singles | None, soft: float) -> Floats:
+def _stepped(family: GatedForms | PlainForms, theta: Floats, a: Singles, b: Singles | None, soft: float) -> Floats:
     """Some steps of L-BFGS within a subspace."""
 
     def value(theta: Floats) -> tuple[float, Floats]:
@@ -327,7 +139,7 @@ def _stepped(family: _Gated | _Plain, theta: Floats, a: Singles, b: Singles | No
 
 
 def _softened(
-    forms: _Forms, a: Singles, alpha: Floats, b: Singles | None, beta: Floats | None, soft: float
+    forms: Forms, a: Singles, alpha: Floats, b: Singles | None, beta: Floats | None, soft: float
 ) -> tuple[float, Floats, Floats, Floats]:
     """The least λ + s − ν·log det in a subspace, and the expectations of t², v² and t there."""
     X, g, c = _matrix(forms, a, alpha, b, beta)
@@ -359,7 +171,7 @@ def _secular(x: Floats, g: Floats, nu: float) -> float:
 
 
 def _matrix(
-    forms: _Forms, a: Singles, alpha: Floats, b: Singles | None, beta: Floats | None
+    forms: Forms, a: Singles, alpha: Floats, b: Singles | None, beta: Floats | None
 ) -> tuple[NDArray[Any], Floats, float]:
     """X, g and c of the sum of the forms, for rows in any dimensions."""
     linear_a = 2 * forms.tt * alpha + forms.t
@@ -503,81 +315,7 @@ def _by_intervals(neurons: Neurons, d: Floats, note: str, directions: Floats | N
     return Tight(bound, proof, np.zeros((neurons.size, 0)) if directions is None else directions, note)
 
 
-class _Net(NamedTuple):
-    """Neurons and weights in one data type."""
-
-    act: Activation
-    a: NDArray[Any]
-    alpha: NDArray[Any]
-    b: NDArray[Any] | None
-    beta: NDArray[Any] | None
-    d: NDArray[Any]
-
-    @classmethod
-    def of(cls, neurons: Neurons, d: Floats, dtype: Any) -> "_Net":
-        """In float32 only if nothing leaves its range."""
-        parts = [neurons.a, neurons.a_offset, neurons.b, neurons.b_offset, d]
-        sizes = [float(np.abs(part).max(initial=0.0)) for part in parts if part is not None]
-        dtype = dtype if max(sizes) < 1e10 and min(size for size in sizes if size or not any(sizes)) > 1e-10 else float
-        a, alpha, b, beta, weight = (None if part is None else part.astype(dtype) for part in parts)
-        assert a is not None and alpha is not None and weight is not None  # noqa: PT018
-        return cls(ACTIVATIONS[neurons.activation], a, alpha, b, beta, weight)
-
-    def within(self, basis: Floats) -> "_Net":
-        """The same for inputs basis·x."""
-        basis = basis.astype(self.a.dtype)
-        return self._replace(a=self.a @ basis, b=None if self.b is None else self.b @ basis)
-
-
-def _values(net: _Net, inputs: NDArray[Any]) -> tuple[Floats, Floats]:
-    """f and its gradient at columns (n, k): (k,) and (n, k)."""
-    inputs, weight = inputs.astype(net.a.dtype), net.d[:, None]
-    t = net.a @ inputs + net.alpha[:, None]
-    value, slope = net.act.value(t).astype(t.dtype), net.act.slope(t).astype(t.dtype)
-    if net.b is None or net.beta is None:
-        return np.sum(weight * value, axis=0, dtype=float), (net.a.T @ (weight * slope)).astype(float)
-    v = net.b @ inputs + net.beta[:, None]
-    gradient = net.a.T @ (weight * slope * v) + net.b.T @ (weight * value)
-    return np.sum(weight * value * v, axis=0, dtype=float), gradient.astype(float)
-
-
-def _ascended(net: _Net, basis: Floats, inputs: Floats) -> Floats:
-    """The best ends of ascent on the sphere from all columns at once, within a subspace.
-
-    Each column has a step of its own, which grows while it helps.
-    """
-    small, x = net.within(basis), basis.T @ inputs
-    value, slope = _values(small, x)
-    step = np.full(x.shape[1], 0.5)
-    for _ in range(CLIMB):
-        along = _unit_columns(slope - x * np.sum(slope * x, axis=0))
-        moved = _unit_columns(x + step * along)
-        new, new_slope = _values(small, moved)
-        better = new > value
-        x, slope = np.where(better, moved, x), np.where(better, new_slope, slope)
-        value, step = np.where(better, new, value), np.where(better, step * 1.5, step / 2)
-    return _unit_columns(basis @ x[:, np.argsort(-value)[:POLISHED]])
-
-
-def _polished(net: _Net, start: Floats, place: Callable[[Floats], Floats]) -> Floats:
-    """L-BFGS on the ball: of x, or of x/|x| outside, with slopes that were moved to the subspace."""
-
-    def fall(x: Floats) -> tuple[float, Floats]:
-        size = max(1.0, float(np.linalg.norm(x)))
-        value, slope = _values(net, (x / size)[:, None])
-        slope = place(slope)[:, 0] / scale
-        if size > 1:
-            slope = (slope - x * (x @ slope) / size**2) / size
-        return -float(value[0]) / scale, -slope
-
-    first, slopes = _values(net, start[:, None])
-    floor = 1e-12 * float(np.abs(net.d) @ np.abs(net.a).max(axis=1).astype(float))
-    scale = max(abs(float(first[0])), float(np.linalg.norm(slopes)), floor, 1e-300)
-    found = np.asarray(minimize(fall, start, jac=True, method="L-BFGS-B", options={"maxiter": 40, "ftol": 1e-13}).x)
-    return found if np.isfinite(found).all() else start
-
-
-def _unit_columns(columns: NDArray[Any]) -> NDArray[Any]:
+def unit_columns(columns: NDArray[Any]) -> NDArray[Any]:
     """Columns of length 1, or a hair less; 0 stays 0."""
     largest = np.abs(columns).max(axis=0, initial=0.0)
     columns = columns / np.where(largest > 0, largest, 1.0)
@@ -588,21 +326,6 @@ def _unit_columns(columns: NDArray[Any]) -> NDArray[Any]:
 def _square(rows: NDArray[Any], weight: Floats) -> NDArray[Any]:
     scaled = rows * np.sqrt(weight)[:, None].astype(rows.dtype)
     return np.asarray(scaled.T @ scaled)
-
-
-def _top(rows: Floats) -> float:
-    """λmax of the sum of rows' squares."""
-    n = rows.shape[1]
-    gram = _single(rows).T @ _single(rows)
-    return float(eigh(gram, eigvals_only=True, subset_by_index=[n - 1, n - 1], check_finite=False)[0])
-
-
-def _positive(sizes: Floats) -> Floats:
-    return np.where(sizes > 0, sizes, 1.0)
-
-
-def _single(array: Floats) -> Singles:
-    return array.astype(np.float32)
 
 
 def _column(values: Floats) -> Singles:

@@ -60,7 +60,7 @@ def reread(
 
 
 class RangeTensors:
-    """A model read again; see `normscope.certificates.check_ranges.ModelRead`."""
+    """A model read again; see `normscope.certificates.range_formulas.ModelRead`."""
 
     def __init__(self, subject: Subject, says: Mapping[str, Any]) -> None:
         self.says = says

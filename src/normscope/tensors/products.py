@@ -19,7 +19,7 @@ from normscope.bounds.attention_scores import score_range
 from normscope.bounds.neurons import cheap
 from normscope.certificates.neuron_certificates import Neurons
 from normscope.checks import Floats, as_floats
-from normscope.tensors.elementwise import Choice, Listed, Squares, Weighted, activation_of
+from normscope.tensors.entry_forms import Choice, Listed, Squares, Weighted, activation_of
 from normscope.tensors.linear_rows import EPS, Ball, Linear, ProductRows, StoredMatrix, widened
 from normscope.tensors.values import (
     Function,

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from normscope.bounds.neurons import intervals
-from normscope.certificates.check_ranges import direction_of, output_of
 from normscope.certificates.neuron_certificates import Neurons
+from normscope.certificates.range_formulas import direction_of, output_of
 from normscope.checks import Floats
 from normscope.data import demo_model, name_of
 from normscope.errors import InputError
