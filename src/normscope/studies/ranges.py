@@ -38,6 +38,7 @@ from normscope.studies.range_proofs import closed_form_proof, is_proved
 from normscope.studies.range_rows import by_channel, by_module, sized, with_text
 from normscope.tensors.linear_rows import Linear
 from normscope.tensors.roles import Role, roles_of
+from normscope.tensors.traced_nodes import has_floats
 from normscope.tensors.values import Value
 from normscope.tensors.walk import Walk
 
@@ -165,6 +166,7 @@ class RangeSearch(LayerWatch):
 
     def _walked(self, progress: Progress) -> dict[Node, TensorRange]:
         rows: dict[Node, TensorRange] = {}
+        counts: set[Node] = set()
         walk = Walk(
             self.graph,
             self.stored,
@@ -176,6 +178,9 @@ class RangeSearch(LayerWatch):
         )
         for node, value in progress(sized(walk.steps(), len(self.graph.nodes)), "tensors"):
             if not isinstance(value, Value) or node.op != "call_function" or node in self.graph.constants:
+                continue
+            if not any(has_floats(each) and each not in counts for each in node.all_input_nodes):
+                counts.add(node)  # numbers of experts and of tokens, as floating-point numbers
                 continue
             row = self._row(node, value)
             if row is not None:
@@ -196,6 +201,8 @@ class RangeSearch(LayerWatch):
         """The row of a layer, or of a tensor with a role."""
         if node in self.layers:
             return self._layer(node, value)
+        if node in self.experts:
+            return replace(self._tensor(Role(self.experts[node], "output"), value), weight=self.experts[node])
         if kind_of(node) in MATRICES:
             axis = -1 - int(kind_of(node)[-2])  # channels come before the axes of space
             moved = value.moved(lambda entry: entry.movedim(axis, -1))

@@ -18,13 +18,12 @@ from torch.fx import Node
 
 from normscope.checks import Floats
 from normscope.models.batches import Inputs
-from normscope.models.graph_operations import handed_on
 from normscope.models.subject import Subject, Text
 from normscope.progress import Progress, silent
 from normscope.results.layer_ranges import TensorRange
 from normscope.results.spike_list import Spike, SpikeList
 from normscope.studies.ranges import RangeSearch
-from normscope.tensors.roles import writers_of
+from normscope.tensors.roles import before_moves, writers_of
 
 KEPT = 32  # spikes in the result
 EACH = 4  # channels of every layer that are looked at
@@ -99,12 +98,10 @@ def _stacked(bounds: list[tuple[Floats | None, Floats | None]]) -> Floats | None
 
 
 def _writers(search: RangeSearch, rows: dict[Node, TensorRange]) -> Iterator[Node]:
-    """The layers whose output is added to a stream."""
+    """The layers, mixtures of experts and norms whose output is added to a stream."""
     for term in writers_of(search.graph, search.norms):
-        source: Node | None = term
-        while source is not None and source not in search.layers:
-            source = handed_on(source)
-        if source is not None and source in rows:
+        source = before_moves(term, search.layers)
+        if source in rows and rows[source].what in ("output", "branch"):
             yield source
 
 

@@ -4,7 +4,7 @@ Told by operations alone: attention is a softmax, or torch's attention operation
 depend on the input; a stream is a sum of two such values that has the shape of a norm's input.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,13 @@ def roles_of(graph: ModelGraph, norms: Iterable[str]) -> dict[Node, Role]:
     for node in graph.nodes:
         if _is_sum(graph, node) and tuple(node.meta["val"].shape) in shapes:
             found.setdefault(node, Role(graph.module_of(node), "stream"))
+    totals = {product.total for product in graph.products.values()}
+    for term in writers_of(graph, norms):
+        source = before_moves(term, totals)
+        terms = [before_moves(each, totals) for each in source.all_input_nodes] if kind_of(source) == "add" else []
+        looked_up = any(kind_of(each) == "embedding" for each in (source, *terms))
+        if source.op == "call_function" and source not in totals and not looked_up:
+            found.setdefault(source, Role(graph.module_of(source), "branch"))
     for node in graph.nodes[-1].all_input_nodes:
         if is_float(node) and node.op == "call_function":
             found[node] = Role(graph.module_of(node), "model output")
@@ -49,6 +56,13 @@ def writers_of(graph: ModelGraph, norms: Iterable[str]) -> Iterator[Node]:
     for node in graph.nodes:
         if _is_sum(graph, node) and tuple(node.meta["val"].shape) in shapes:
             yield from node.args[:2]  # type: ignore[misc]
+
+
+def before_moves(node: Node, layers: Container[Node]) -> Node:
+    """The layer, or the operation that computes, behind moves."""
+    while node not in layers and (source := handed_on(node)) is not None:
+        node = source
+    return node
 
 
 def _norm_inputs(graph: ModelGraph, norms: Iterable[str]) -> Iterator[tuple[Node, str]]:
