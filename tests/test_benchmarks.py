@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from normscope.cli import app
 from normscope.results.result import load, load_bytes
-from normscope_lab.bench import around_bench, fold_bench, memorize_bench, vocab_bench
+from normscope_lab.bench import around_bench, fold_bench, memorize_bench, ranges_bench, vocab_bench
 from normscope_lab.bench.memorize_bench import Task
 from normscope_lab.bench.timing import duration, times
 from normscope_lab.results.around_widths import factor
@@ -150,3 +150,28 @@ def test_the_figures_of_vocab_are_those_of_the_run():
         assert figure in text
     assert run["check_holds"]
     assert run["own_direction_seconds"] <= 60
+
+
+def test_ranges_are_measured_on_the_models_that_are_given():
+    result = whole(ranges_bench.run([], large=False, bar=lambda things, what: things))
+    assert [row.model for row in result.runs] == ["the demo model"]
+    kinds = {row.kind: row for row in result.tightness}
+    assert kinds["layer behind a norm"].worst < 1 + 1e-6
+    assert kinds["one head"].worst < 1 + 1e-6
+    for kind in ("plain MLP, drawn at random", "plain MLP, largest of each layer"):
+        assert 1 <= kinds[kind].median < 1.7 < kinds[kind].intervals
+
+
+def test_the_page_on_ranges_says_what_the_kept_run_says():
+    text, run = (DOCS / "ranges.md").read_text(encoding="utf-8"), read("ranges.json")
+
+    def ratio(value):
+        return f"1 + {value - 1:.0e}" if value < 1.00001 else f"{value:.2f}"
+
+    for row in run["tightness"]:
+        intervals = "" if row["intervals"] is None else f"{row['intervals']:.0f}"
+        cells = [row["kind"], str(row["count"]), ratio(row["median"]), ratio(row["worst"]), intervals]
+        assert f"| {' | '.join(cells)} |" in text
+    for row in run["runs"]:
+        cells = [str(row["tensors"]), f"{row['cpu_seconds']:.0f} s", f"{row['peak_megabytes']:.0f} MB"]
+        assert f"| {' | '.join(cells)} |" in text
