@@ -42,7 +42,11 @@ def roles_of(graph: ModelGraph, norms: Iterable[str]) -> dict[Node, Role]:
         source = before_moves(term, totals)
         terms = [before_moves(each, totals) for each in source.all_input_nodes] if kind_of(source) == "add" else []
         looked_up = any(kind_of(each) == "embedding" for each in (source, *terms))
-        if source.op == "call_function" and source not in totals and not looked_up:
+        after: Node | None = source
+        while after is not None and after is not term:
+            after = _only_user(after)
+        alone = after is term and _only_user(term) is not None  # what a post-norm writes has other readers
+        if source.op == "call_function" and source not in totals and alone and not looked_up:
             found.setdefault(source, Role(graph.module_of(source), "branch"))
     for node in graph.nodes[-1].all_input_nodes:
         if is_float(node) and node.op == "call_function":
