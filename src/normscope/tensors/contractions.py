@@ -71,7 +71,7 @@ def _matmul(walk: "Walk", node: Node) -> Known:
     if made is None:
         made = _angles(one, other)
     if made is None:
-        made = products.scores_of(one, other)
+        made = products.scores_of(one, other, walk.lengths)
     if kind in ("baddbmm", "addmm", "linear"):
         scale = float(argument(node, "alpha", 1))
         made = entries.times(made, np.full(len(made.low), scale))
@@ -187,7 +187,7 @@ def _reduce(walk: "Walk", node: Node) -> Known:
         return walk.whole_numbers(node)
     value = walk.value(node.args[0])
     axes, keep = _axes(node, value), bool(argument(node, "keepdim"))
-    made = products.summed(value, axes, keep, mean=kind_of(node) == "mean")
+    made = products.summed(value, axes, keep, mean=kind_of(node) == "mean", lengths=walk.lengths)
     if kind_of(node) == "sum" and keep and len(axes) == 1 and (value.low >= 0).all():
         return noted(made, Total(walk.identity(node.args[0]), axes[0]), numbered(made.shape))
     squares = value.form
@@ -210,7 +210,7 @@ def _norm_of(walk: "Walk", node: Node) -> Known:
         raise UnknownError("a norm of another kind than the length")
     value = walk.value(node.args[0])
     square = entries.unary("square", lambda t: t * t, value)
-    made = products.summed(square, _axes(node, value), bool(argument(node, "keepdim")))
+    made = products.summed(square, _axes(node, value), bool(argument(node, "keepdim")), lengths=walk.lengths)
     return entries.unary("sqrt", torch.sqrt, replace(made, low=np.maximum(made.low, 0.0)))
 
 
@@ -267,7 +267,7 @@ def _einsum(walk: "Walk", node: Node) -> Known:
     second = _arranged(other, b, [*shared, *summed, *columns], len(columns), last=True)
     made = products.mixture(first, second)
     if made is None:
-        made = products.scores_of(first, second)
+        made = products.scores_of(first, second, walk.lengths)
     sizes = {axis: size for name, value in ((a, one), (b, other)) for axis, size in zip(name, value.shape, strict=True)}
     names_out = [*shared, *rows, *columns]
     whole = [sizes[axis] for axis in names_out]

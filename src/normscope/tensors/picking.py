@@ -141,6 +141,9 @@ def _in_order(value: Value, rows: Whole) -> Value:
         if isinstance(value.form, Choice):
             value = value.plain()  # its rows are no longer those of experts
         return replace(value.moved(lambda entry: entry[rows.known]), order=None)
+    if isinstance(value.form, Shares) and value.order is None and rows.order is not None:
+        # weights of a mean have the same bounds in every row: which row is where does not matter
+        return replace(value.moved(lambda entry: entry[rows.known]), order=rows.order)
     if value.unit.stride(0) != 0 and value.shape[0] > 1:
         kept = merged(value, [0])
         value = replace(kept, form=value.form, places=value.places) if kept is value else kept

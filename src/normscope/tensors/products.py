@@ -7,7 +7,7 @@ q·k                               by the Gram matrices of both heads
 Σ weight·value                    a mixture: within the values' own ellipsoid, at a place of its own
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -309,8 +309,11 @@ def _thin_last(unit: Tensor) -> Any:
     return torch.unique(thin.reshape(-1, unit.shape[-1]), dim=0).numpy()
 
 
-def scores_of(one: Value, other: Value) -> Value:
-    """one @ other of two values that depend on the input: queries against keys."""
+def scores_of(one: Value, other: Value, lengths: Container[int] = ()) -> Value:
+    """one @ other of two values that depend on the input: queries against keys.
+
+    `lengths` are the sizes of the inputs' axes: a sum over as many like entries may have more terms for other inputs.
+    """
     shape = broadcast(one.shape[:-2], other.shape[:-2])
     a = one.moved(lambda entry: entry.expand(*shape, *entry.shape[-2:]))
     b = other.moved(lambda entry: entry.expand(*shape, *entry.shape[-2:]))
@@ -327,7 +330,12 @@ def scores_of(one: Value, other: Value) -> Value:
         i, j = divmod(both, len(columns))
         row, column = rows[i].numpy(), columns[j].numpy()
         several = [bool(places.any()) for places in (row_places[i], column_places[j])]
-        if any(apart and _repeats(units[None])[0] for units, apart in zip((row, column), several, strict=True)):
+        varies = len(row) in lengths
+        many = [
+            apart or (varies and not value.places and not value.exact)
+            for apart, value in zip(several, (a, b), strict=True)
+        ]
+        if any(more and _repeats(units[None])[0] for units, more in zip((row, column), many, strict=True)):
             low[at], high[at], unbounded = -np.inf, np.inf, MANY_TOKENS
         else:
             low[at], high[at] = _score(a, b, row, column, any(several))
@@ -405,8 +413,11 @@ def _identity(form: Linear) -> list[tuple[tuple[int, float, float], float]]:
     return list(zip(parts, sign.tolist(), strict=True))
 
 
-def summed(value: Value, axes: Sequence[int], keep: bool, *, mean: bool = False) -> Value:
-    """The sum of entries along axes, or their mean; weighted entries whose weights belong together are a mixture."""
+def summed(value: Value, axes: Sequence[int], keep: bool, *, mean: bool = False, lengths: Container[int] = ()) -> Value:
+    """The sum of entries along axes, or their mean; weighted entries whose weights belong together are a mixture.
+
+    `lengths` are the sizes of the inputs' axes: a sum over as many like entries may have more terms for other inputs.
+    """
     axes = sorted(axis % value.unit.ndim for axis in axes)
     kept = [axis for axis in range(value.unit.ndim) if axis not in axes]
     count = int(np.prod([value.unit.shape[axis] for axis in axes]))
@@ -439,10 +450,10 @@ def summed(value: Value, axes: Sequence[int], keep: bool, *, mean: bool = False)
         least, most = value.low[members].min(axis=1, initial=np.inf), value.high[members].max(axis=1, initial=-np.inf)
         if mean:
             low, high = np.where(many, least, low), np.where(many, most, high)
-        elif (
-            value.places
-            and not isinstance(form, Squares)
-            and not _constant(value.places[0].permute(order).reshape(*shape, count), -1)
+        elif not isinstance(form, Squares) and (
+            not _constant(value.places[0].permute(order).reshape(*shape, count), -1)
+            if value.places
+            else not value.exact and any(value.unit.shape[axis] in lengths for axis in axes)
         ):
             low = np.where(many, np.where(least < 0, -np.inf, least), low)
             high = np.where(many, np.where(most > 0, np.inf, most), high)
