@@ -1,6 +1,7 @@
 """What every norm of a model is: its kind, the set that its outputs fill, and where real inputs land in it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,11 @@ from normscope.models.load import run_in_pieces
 from normscope.models.subject import Subject, Text
 from normscope.norm import Norm
 from normscope.progress import Progress, silent
-from normscope.results.inspection import Axes, Channel, Gains, Inspection, Landing, NormGeometry
+from normscope.results.inspection import Axes, Channel, Gains, Inspection, Landing, NormGeometry, TokenAt
 from normscope.results.inventory import FoundNorm, Inventory
 from normscope.studies.affine_fit import room_for_full_fits
 from normscope.studies.landing import LandingGatherer
+from normscope.studies.token_places import TokenPlaces
 
 NEAR_ZERO = 1e-3  # of the median |gain|
 DEAD = float(np.finfo(np.float32).eps)  # of the largest |gain|: zero within the rounding of float32
@@ -89,7 +91,8 @@ def _landings(subject: Subject, inventory: Inventory, progress: Progress) -> Map
         gatherers = {
             name: LandingGatherer(norm, inventory[name].eps_place, full_fit=full_fit) for name, norm in norms.items()
         }
-        for _ in run_in_pieces(model, progress(batches, "running the model")):
+        tokens = TokenPlaces()
+        for _ in run_in_pieces(model, progress(tokens.watch(batches), "running the model")):
             for name in list(gatherers):
                 found = inventory[name]
                 seen = captured.norms[str(found.path)]
@@ -97,11 +100,21 @@ def _landings(subject: Subject, inventory: Inventory, progress: Progress) -> Map
                     del gatherers[name]  # it does not normalize its input
                 elif seen.input is not None:
                     try:
-                        gatherers[name].add(as_rows(seen.input, found))
+                        rows = as_rows(seen.input, found)
+                        tokens.compare(name, len(rows))
+                        gatherers[name].add(rows)
                     except ValueError as error:  # not finite, for example on overflow in half precision
                         raise InputError(f"the input of {name}: {error}") from None
             captured.clear()
-    return {name: gatherer.result() for name, gatherer in gatherers.items()}
+    largest = {name: each.largest_number for name, each in gatherers.items() if each.inputs}
+    at = tokens.named({name: number for name, number in largest.items() if tokens.agree(name)}, subject.path)
+    return {name: _with_token(gatherer.result(), at.get(name)) for name, gatherer in gatherers.items()}
+
+
+def _with_token(landing: Landing | None, token: TokenAt | None) -> Landing | None:
+    if landing is None or landing.largest is None or token is None:
+        return landing
+    return replace(landing, largest=replace(landing.largest, token=token))
 
 
 def _agrees(found: FoundNorm, seen: Activations) -> bool:
