@@ -1,10 +1,9 @@
 """What every norm of a model is: its kind, the set that its outputs fill, and where real inputs land in it."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from normscope.checks import Floats
 from normscope.errors import InputError
@@ -12,7 +11,7 @@ from normscope.models.batches import Inputs
 from normscope.models.capture import ROUNDING, ROWS, Activations, capture
 from normscope.models.connections import Connections, connections_of
 from normscope.models.load import run_in_pieces
-from normscope.models.subject import Subject, Text
+from normscope.models.subject import Model, Subject, Text
 from normscope.norm import Norm
 from normscope.progress import Progress, silent
 from normscope.results.inspection import Axes, Channel, Gains, Inspection, Landing, NormGeometry
@@ -26,7 +25,7 @@ FOREMOST = 5  # channels listed per direction
 
 
 def inspect(
-    model: nn.Module | str | Path,
+    model: Model,
     *,
     text: Text | None = None,
     inputs: Inputs | None = None,
@@ -56,7 +55,7 @@ def inspect(
     >>> inspect(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))).norms[0].dimension
     2
     """
-    subject = Subject(model, text=text, inputs=inputs, device=device, dtype=dtype)
+    subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
     inventory = subject.inventory
     landed = _landings(subject, inventory, progress) if subject.runs else {}
     connections = connections_of(inventory)
