@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from normscope.checks import Floats
 from normscope.errors import InputError
@@ -13,7 +12,7 @@ from normscope.models.batches import Inputs
 from normscope.models.capture import ROUNDING, ROWS, Activations, capture
 from normscope.models.connections import Connections, connections_of
 from normscope.models.load import run_in_pieces
-from normscope.models.subject import Subject, Text
+from normscope.models.subject import Model, Subject, Text
 from normscope.norm import Norm
 from normscope.progress import Progress, silent
 from normscope.results.inspection import Axes, Channel, Gains, Inspection, Landing, NormGeometry, TokenAt
@@ -28,7 +27,7 @@ FOREMOST = 5  # channels listed per direction
 
 
 def inspect(
-    model: nn.Module | str | Path,
+    model: Model,
     *,
     text: Text | None = None,
     inputs: Inputs | None = None,
@@ -58,7 +57,7 @@ def inspect(
     >>> inspect(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))).norms[0].dimension
     2
     """
-    subject = Subject(model, text=text, inputs=inputs, device=device, dtype=dtype)
+    subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
     inventory = subject.inventory
     landed = _landings(subject, inventory, progress) if subject.runs else {}
     connections = connections_of(inventory)
