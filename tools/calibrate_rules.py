@@ -30,7 +30,6 @@ WIDER = {
 }  # fmt: skip
 TOKENS = (2, 128)
 PARTS = ("inspection", "layer_ranges", "spike_list", "key_selection")
-SECONDS = 600.0  # for one model
 HEAD = """# The rules of `normscope check`
 
     normscope check MODEL --text FILE        # all rules; --select, --ignore and --severity choose
@@ -107,8 +106,8 @@ def _real(place):
 def fresh(architecture, settings=None):
     """A model as transformers initialises it, on generated inputs, or on random tokens where it has other settings."""
     import torch
-    from architectures import made
 
+    from architectures import made
     from normscope.models.example_inputs import example_inputs
 
     torch.manual_seed(0)
@@ -124,7 +123,7 @@ def measured(model, **given):
     from normscope.rules.rule import all_rules
     from normscope.studies.survey import survey
 
-    found = survey(model, parts=PARTS, seconds=SECONDS, **given)
+    found = survey(model, parts=PARTS, **given)
     rules = {number: rule for number, rule in all_rules().items() if rule.reads in PARTS}
     findings = findings_of(found, rules).findings
     values = {

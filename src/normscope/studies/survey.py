@@ -17,6 +17,7 @@ from normscope.checks import first_line, quoted
 from normscope.data import demo_model
 from normscope.errors import InputError, NormscopeError
 from normscope.models.batches import Inputs
+from normscope.models.checkpoint import open_checkpoint
 from normscope.models.subject import Model, Subject, Text
 from normscope.progress import Progress, silent
 from normscope.results.layer_ranges import TYPES
@@ -109,7 +110,17 @@ def survey(
     if inputs is not None and not isinstance(inputs, Mapping | Tensor | tuple | list):
         inputs = list(inputs)  # every study reads them
     subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
+    _require_usable(subject)
     return _Run(subject, seconds, progress).survey([kind for kind in COMMANDS if parts is None or kind in parts])
+
+
+def _require_usable(subject: Subject) -> None:
+    """Refuse a model that can't be read, or a text or inputs that it can't be run on, before any part fails by it."""
+    if subject.path is not None:
+        with open_checkpoint(subject.path):
+            pass
+    if subject.runs:
+        _ = subject.example
 
 
 class _OutOfTimeError(Exception):
