@@ -99,6 +99,7 @@ def survey(
     Survey
         Results by kind, and what is missing, with the reason and the command that computes it.
 
+    >>> from torch import nn
     >>> found = survey(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)), parts=["inspection", "key_selection"])
     >>> list(found.results), found.missing[0].kind
     (['inspection'], 'key_selection')
