@@ -77,6 +77,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return re.sub(r"^```python\n>>>", "```pycon\n>>>", markdown, flags=re.MULTILINE)
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """The search gets a name for screen readers, which the theme does not give it."""
+    search = 'data-md-component="search" role="dialog"'
+    return output.replace(search, f'{search} aria-label="Search"')
+
+
 def _on_the_site(link: re.Match[str]) -> str:
     """A link of a page in docs, or of a file beside it, as a link of the site."""
     pages = {file: page for page, file in ELSEWHERE.items()}
