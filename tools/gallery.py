@@ -4,7 +4,7 @@
     python tools/gallery.py build/gallery --only demo     # one model; the others as they are in gallery.json
     python tools/gallery.py --docs build/gallery          # docs/results/gallery.json and docs/gallery.md from that run
 
-Everything is made by the command line: `normscope report` writes the pages, `normscope check --json` the verdicts.
+A page is what `normscope report` writes, and a verdict comes from the findings at its top.
 """
 
 import argparse
@@ -19,6 +19,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import normscope
+from normscope.data import sample_text
+from normscope.errors import NormscopeError
 from normscope.files import write_atomically
 
 ROOT = Path(__file__).parents[1]
@@ -75,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder to write to; reports in it are replaced")
     parser.add_argument("--only", action="append", choices=[model.name for model in MODELS], help="this model alone")
-    parser.add_argument("--seconds", type=float, default=300, help="time for each report (default: 300)")
+    parser.add_argument("--seconds", type=float, help="time for each report, as of `normscope report`")
     parser.add_argument("--docs", action="store_true", help="write the docs from the run in that folder")
     given = parser.parse_args()
     kept = given.out / "gallery.json"
@@ -95,32 +97,35 @@ def main() -> None:
     print(given.out / "index.html")
 
 
-def made(model: Model, out: Path, seconds: float) -> dict[str, Any]:
-    """Write the report of a model; its row: what was found, and how long both commands took."""
-    given = [str(fetched(model, out)), *(["--text", "sample"] if model.text else [])]
-    start = time.perf_counter()
-    report, told = asked(
-        "report", *given, "-o", str(out / f"{model.name}.html"), "--force", "--seconds", f"{seconds:g}"
-    )
-    took = time.perf_counter() - start
-    checked, also_told = asked("check", *given, "--json", "--seconds", f"{seconds:g}")
-    found = json.loads(checked) if checked else None
+def made(model: Model, out: Path, seconds: float | None) -> dict[str, Any]:
+    """Write the report of a model, as `normscope report` does; its row: what was found, and how long it took."""
+    from normscope.report_file import write_report
+
+    path, start = fetched(model, out), time.process_time()
+    page, problem, found, norms = out / f"{model.name}.html", None, None, None
+    try:
+        norms = len(normscope.find(path).norms)
+        found = write_report(path, page, text=sample_text() if model.text else None, seconds=seconds, force=True)
+    except NormscopeError as error:
+        problem = str(error).replace(str(out / "models" / model.name) + "/", "")
     return {
         "name": model.name,
         "what": model.what,
         "package": model.package,
         "path": model.path,
-        "command": " ".join(["normscope check", "MODEL", *given[1:]]),
+        "command": " ".join(
+            ["normscope report", *filter(None, [model.path]), *(["--text sample"] if model.text else [])]
+        ),
         "normscope": normscope.__version__,
-        "seconds": round(took, 1),
-        "norms": number_of_norms(given[0]),
-        "problem": told if report is None else also_told if found is None else None,
-        **verdict(found),
+        "cpu_seconds": round(time.process_time() - start, 1),
+        "norms": norms,
+        "problem": problem,
+        **verdict(None if found is None else found.to_dict()),
     }
 
 
 def verdict(found: dict[str, Any] | None) -> dict[str, Any]:
-    """The first finding, how many there are, and the best guarantee, from what `normscope check --json` prints."""
+    """The first finding, how many there are, and the best guarantee, from the JSON of a list of findings."""
     if found is None:
         return {"worst": None, "guarantee": None, "findings": {}}
     findings, clear = found["findings"], {row["rule"]: row["evidence"] for row in found["clear"]}
@@ -133,20 +138,6 @@ def verdict(found: dict[str, Any] | None) -> dict[str, Any]:
         "guarantee": next((clear[rule] for rule in BEST if rule in clear), None),
         "findings": counts,
     }
-
-
-def asked(*arguments: str) -> tuple[str | None, str]:
-    """What a command prints, None if it failed, and its messages; findings (exit code 1) are no failure."""
-    command = [sys.executable, "-m", "normscope", *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
-    if run.returncode not in (0, 1):
-        return None, run.stderr.strip().splitlines()[-1] if run.stderr.strip() else f"exit code {run.returncode}"
-    return run.stdout, ""
-
-
-def number_of_norms(path: str) -> int | None:
-    printed, _ = asked("inspect", path, "--json")
-    return len(json.loads(printed)["norms"]) if printed else None
 
 
 def fetched(model: Model, out: Path) -> Path:
@@ -181,14 +172,15 @@ def page(rows: list[dict[str, Any]]) -> str:
         "unpacked, not installed: nothing in them is run. Reports are not kept in the repository.",
         "",
         "The worst finding is the first that `normscope check` prints, with how sure it is. The best guarantee",
-        "is what was proved or checked without a finding. Of a file of tensors without a configuration, only",
-        "norms are known, by their names: there is nothing to trace, and so nothing to prove about layers.",
+        "is the first of these questions for which nothing was found: overflow, tokens, keys. Of a file of",
+        "tensors without a configuration, only norms are known, by their names: there is nothing to trace, and so",
+        "nothing to prove about layers.",
         "",
         TABLE,
         "|" + "---|" * TABLE.count(" |"),
         *(f"| {' | '.join(in_markdown(cell) for cell in cells(row))} |" for row in rows),
         "",
-        "Time is that of `normscope report` on one thread of a shared machine, imports included. Packages:",
+        "Time is CPU time on one thread, without imports. Packages:",
         "",
         *(f"- **{row['name']}**: `{row['package']}`, `{row['path']}`" for row in rows if row["package"]),
         "",
@@ -215,7 +207,7 @@ def cells(row: dict[str, Any]) -> list[str]:
         ", ".join(counts) or "–",
         row["worst"] or row["problem"] or "nothing found",
         row["guarantee"] or "–",
-        f"{row['seconds']:.0f} s",
+        f"{row['cpu_seconds']:.0f} s",
     ]
 
 
