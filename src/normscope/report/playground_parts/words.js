@@ -103,7 +103,7 @@ function queryHint(state, now) {
   if (state.tilt) return `Tilted by ${state.tilt}°, the query prefers some keys. ${even}`;
   if (highest(scores) - lowest(scores) < 1e-9)
     return norm.project
-      ? "All bars are equal: the query is the normal of the plane, so every key has the same score. This is how a head averages."
+      ? `All bars are equal: the query is the normal of ${norm.groups > 1 ? "each" : "the"} plane, so every key has the same score. This is how a head averages.`
       : "All bars are equal: the query reads a channel that is the same in every key.";
   return norm.project
     ? `${even} Before the projection even this query prefers some keys.`
