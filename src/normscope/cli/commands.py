@@ -12,6 +12,7 @@ from normscope.cli.options import (
     DeviceOption,
     DtypeOption,
     FolderArgument,
+    ForceFlag,
     InputsOption,
     LinesFlag,
     ModelArgument,
@@ -19,12 +20,26 @@ from normscope.cli.options import (
     command,
     model_of,
     progress,
+    require_writable,
     run_on,
     tell_written,
+    write,
 )
 from normscope.errors import InputError
 
-__all__ = ["fold", "inspect", "keys", "memorize", "ranges", "separability", "shatter", "spikes", "verify", "vocab"]
+__all__ = [
+    "fold",
+    "inspect",
+    "keys",
+    "memorize",
+    "playground",
+    "ranges",
+    "separability",
+    "shatter",
+    "spikes",
+    "verify",
+    "vocab",
+]
 
 
 @command(page=True, picture=True)
@@ -323,3 +338,16 @@ def verify(
     from normscope.verify_file import verify as check
 
     return check(file, against=samples, label=label, progress=progress)
+
+
+def playground(
+    out: Annotated[Path, typer.Option("-o", "--out", help="Write the page here (.html).")] = Path("playground.html"),
+    force: ForceFlag = False,
+) -> None:
+    """Write a page that shows norms in three dimensions, step by step: one HTML file that needs no network."""
+    from normscope.files import PAGES
+    from normscope.report.playground import playground_html
+
+    require_writable(out, PAGES, force)
+    write({out: playground_html().encode()})
+    tell_written([out])
