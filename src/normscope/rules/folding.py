@@ -9,6 +9,9 @@ from normscope.results.rows import several
 def remarks(result: Folding) -> Iterator[str]:
     """What failed first; then what was not done, what was put in place of what, and what is not covered."""
     found = result.certificate
+    if found is None:
+        yield from _planned(result)
+        return
     yield from (f"Failed: {broken}." for broken in found.broken)
     holding = f"{found.identities - len(found.broken)} of" if found.broken else "All"
     same = (
@@ -39,3 +42,15 @@ def remarks(result: Folding) -> Iterator[str]:
     yield from (f"What {name} looks up is centred." for name in result.centred_look_ups)
     if result.unused_tensors:
         yield f"{several(result.unused_tensors)} skipped: unused by the model."
+
+
+def _planned(result: Folding) -> Iterator[str]:
+    """A fold that was planned, and not done."""
+    yield (
+        "Planned only, from the graph and the stored tensors: “folded” means that it can be. Nothing was run and "
+        "nothing was changed."
+    )
+    for tie in result.tied:
+        yield f"{tie.table} is also {tie.head} and would stay as it is; --untie copies it (+{tie.bytes:,} bytes)."
+    if result.not_run:
+        yield f"The traced call does not use {several(result.not_run)}: what these would read or write is not covered."

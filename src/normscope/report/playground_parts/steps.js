@@ -65,6 +65,14 @@ function measure(state) {
 }
 const lostIn = (found) => found.filter((each) => !each.selectable).length;
 
+// How many keys are lost at a whole step; remembered while only the time changes.
+let remembered = ["", {}];
+function lostAt({ norm, inputs, stops }, step) {
+  const question = JSON.stringify([norm, inputs]);
+  if (remembered[0] !== question) remembered = [question, {}];
+  return (remembered[1][step] ??= lostIn(verdicts(stops.map((each) => each[step]))));
+}
+
 // ---- the picture: blocks of two or three channels, each drawn by itself
 
 function blocksOf({ channels, groups }) {

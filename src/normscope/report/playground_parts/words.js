@@ -64,8 +64,7 @@ function scalingCaption(state, now, lost) {
   const points = { box: "the corners of a box", segment: "two points for each group" }[round];
   const onto = points || (norm.groups > 1 ? `one ${round} for each group` : `a ${round}`);
   const near = norm.eps > 1e-3 ? `, or less: eps = ${number(norm.eps)} leaves short inputs inside` : "";
-  const freed =
-    state.t < 2 && lost < lostIn(verdicts(now.stops.map((each) => each[1]))) ? "Scaling has begun to free keys. " : "";
+  const freed = state.t < 2 && lost < lostAt(now, 1) ? "Scaling has begun to free keys. " : "";
   const why = points ? ": inputs with the same signs fall together" : "";
   const rest = lost
     ? `${lost} of ${total} keys can’t be selected${why}.`
