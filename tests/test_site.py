@@ -5,6 +5,7 @@ Examples in README.md and docs are run by pytest itself (--doctest-glob).
 
 import doctest
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -187,9 +188,24 @@ def test_the_verdict_of_the_gallery_is_the_first_finding_and_the_best_guarantee(
 
 def test_the_list_of_the_gallery_escapes_what_models_are_called():
     gallery = tool("gallery")
-    row = {"name": "a", "what": "<script>", "norms": 3, "cpu_seconds": 1.0, "problem": None, "package": None, "path": ""}
+    row = {
+        "name": "a",
+        "what": "<script>",
+        "norms": 3,
+        "cpu_seconds": 1.0,
+        "problem": None,
+        "package": None,
+        "path": "",
+    }
     page = gallery.index([row | gallery.verdict(found_by_check(("note", "x | <b>")))])
     assert "<script>" not in page
     assert "<b>" not in page
     assert '<a href="a.html">a</a>' in page
     assert "x \\| &lt;b&gt;" in gallery.page([row | gallery.verdict(found_by_check(("note", "x | <b>")))])
+
+
+def test_the_page_of_the_gallery_is_what_the_tool_writes_from_its_run():
+    rows = json.loads((ROOT / "docs" / "results" / "gallery.json").read_text(encoding="utf-8"))
+    gallery = tool("gallery")
+    assert [row["name"] for row in rows] == [model.name for model in gallery.MODELS]
+    assert (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8") == gallery.page(rows)

