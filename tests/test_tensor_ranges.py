@@ -25,7 +25,7 @@ class Bounds:
 
     def __init__(self, model, inputs, given=None):
         self.search = RangeSearch(Subject(model, inputs=inputs), "float32", LARGEST)
-        walk = Walk(self.search.graph, self.search.stored, self.search.calls, given)
+        walk = Walk(self.search.graph, self.search.stored, self.search.calls, given, sizes=self.search.sizes)
         self.values = {node.name: value for node, value in walk.steps() if isinstance(value, Value)}
         self.output = self.values.get(self.search.graph.nodes[-1].all_input_nodes[0].name)
 
@@ -479,18 +479,18 @@ def test_a_buffer_that_is_changed_in_place_is_not_read_as_it_was():
 
 
 def test_rows_of_a_table_beyond_those_of_the_traced_call_count():
-    module = Case(lambda m, x, y: y + m.table[:8, None], table=torch.tensor([0.0] * 8 + [1000.0]))
+    module = Case(lambda m, x, y: y + m.table[: x.shape[1], None], table=torch.tensor([0.0] * 8 + [1000.0]))
     found = Bounds(module, torch.randn(1, 8, 6)).output
     assert found.high.max() > 1000
 
 
 def test_positions_counted_backwards_have_no_least():
-    module = Case(lambda m, x, y: y + (10 - torch.arange(8))[:, None])
+    module = Case(lambda m, x, y: y + (10 - torch.arange(x.shape[1]))[:, None])
     assert np.isinf(Bounds(module, torch.randn(1, 8, 6)).output.low).any()
 
 
 def test_positions_counted_by_a_sum_have_no_largest():
-    module = Case(lambda m, x, y: y + torch.ones(8, dtype=torch.int64).cumsum(0)[:, None])
+    module = Case(lambda m, x, y: y + torch.ones(x.shape[1], dtype=torch.int64).cumsum(0)[:, None])
     assert np.isinf(Bounds(module, torch.randn(1, 8, 6)).output.high).any()
 
 

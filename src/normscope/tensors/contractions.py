@@ -71,7 +71,7 @@ def _matmul(walk: "Walk", node: Node) -> Known:
     if made is None:
         made = _angles(one, other)
     if made is None:
-        made = products.scores_of(one, other, walk.lengths)
+        made = products.scores_of(one, other, many=walk.varies(factors[0], -1))
     if kind in ("baddbmm", "addmm", "linear"):
         scale = float(argument(node, "alpha", 1))
         made = entries.times(made, np.full(len(made.low), scale))
@@ -116,22 +116,37 @@ def _attention(walk: "Walk", node: Node) -> Known:
     scores = products.scores_of(query, key.moved(lambda entry: entry.transpose(-1, -2)))
     scores = entries.times(scores, np.full(len(scores.low), scale))
     mask = argument(node, "attn_mask")
-    complete = True  # a row that sees nothing gets zeros
-    if mask is not None:
-        known = walk.argument(mask)
-        if isinstance(known, Whole):
-            complete = known.known is not None and bool(known.known.any(dim=-1).all())
-        else:
-            added = walk.with_mask(mask)
-            scores = entries.sum_of(scores, added, operator.add)
-            seen = (added.opened().low > -np.inf)[added.unit.numpy()]
-            complete = bool(seen.any(axis=-1).all())
+    if mask is not None and not isinstance(walk.argument(mask), Whole):
+        scores = entries.sum_of(scores, walk.with_mask(mask), operator.add)
+    complete = _sees_something(walk, node)  # a row that sees nothing gets zeros
+    pair = None if walk.sizes is None else walk.sizes.pair(node)
+    if complete and pair is not None and walk.second is not None:
+        complete = _sees_something(walk.second, pair)
     if walk.scores is not None:
         walk.scores(node, scores)
     weights = entries.shares((*scores.shape,), len(scores.shape) - 1, complete=complete)
     made = products.mixture(weights, value)
     assert made is not None
     return made
+
+
+def mask_of_attention(node: Node) -> Any:
+    """The mask of an attention operation; None where there is none."""
+    return argument(node, "attn_mask") if kind_of(node) == "scaled_dot_product_attention" else None
+
+
+def _sees_something(walk: "Walk", node: Node) -> bool:
+    """Whether every row of attention is certain to see some token."""
+    mask = mask_of_attention(node)
+    if mask is None:
+        return True
+    known = walk.argument(mask)
+    if isinstance(known, Whole):
+        return known.known is not None and bool(known.known.any(dim=-1).all())
+    if not isinstance(known, Value):
+        return False
+    seen = (known.opened().low > -np.inf)[known.unit.numpy()]
+    return bool(seen.any(axis=-1).all())
 
 
 def experts(walk: "Walk", node: Node) -> Value:
@@ -187,11 +202,12 @@ def _reduce(walk: "Walk", node: Node) -> Known:
         return walk.whole_numbers(node)
     value = walk.value(node.args[0])
     axes, keep = _axes(node, value), bool(argument(node, "keepdim"))
-    made = products.summed(value, axes, keep, mean=kind_of(node) == "mean", lengths=walk.lengths)
+    many = any(walk.varies(node.args[0], axis) for axis in axes)
+    made = products.summed(value, axes, keep, mean=kind_of(node) == "mean", many=many)
     if kind_of(node) == "sum" and keep and len(axes) == 1 and (value.low >= 0).all():
         return noted(made, Total(walk.identity(node.args[0]), axes[0]), numbered(made.shape))
     squares = value.form
-    if kind_of(node) == "mean" and keep and axes == [value.unit.ndim - 1] and isinstance(squares, Squares):
+    if kind_of(node) == "mean" and keep and axes == [value.unit.ndim - 1] and isinstance(squares, Squares) and not many:
         in_place = not squares.count and bool((value.places[0] == numbered(value.shape)).all())
         return noted(made, replace(squares, count=value.shape[-1]), numbered(made.shape)) if in_place else made
     return made
@@ -210,7 +226,9 @@ def _norm_of(walk: "Walk", node: Node) -> Known:
         raise UnknownError("a norm of another kind than the length")
     value = walk.value(node.args[0])
     square = entries.unary("square", lambda t: t * t, value)
-    made = products.summed(square, _axes(node, value), bool(argument(node, "keepdim")), lengths=walk.lengths)
+    axes = _axes(node, value)
+    many = any(walk.varies(node.args[0], axis) for axis in axes)
+    made = products.summed(square, axes, bool(argument(node, "keepdim")), many=many)
     return entries.unary("sqrt", torch.sqrt, replace(made, low=np.maximum(made.low, 0.0)))
 
 
@@ -267,7 +285,7 @@ def _einsum(walk: "Walk", node: Node) -> Known:
     second = _arranged(other, b, [*shared, *summed, *columns], len(columns), last=True)
     made = products.mixture(first, second)
     if made is None:
-        made = products.scores_of(first, second, walk.lengths)
+        made = products.scores_of(first, second, many=walk.varies(factors[0], a.index(summed[0])))  # type: ignore[index]
     sizes = {axis: size for name, value in ((a, one), (b, other)) for axis, size in zip(name, value.shape, strict=True)}
     names_out = [*shared, *rows, *columns]
     whole = [sizes[axis] for axis in names_out]

@@ -18,13 +18,24 @@ from normscope.tensors import elementwise as entries
 from normscope.tensors.arithmetic import ARITHMETIC
 from normscope.tensors.contractions import CONTRACTIONS
 from normscope.tensors.picking import PICKS
-from normscope.tensors.traced_nodes import Known, Operation, Stored, UnknownError, argument, has_floats, shape_of
-from normscope.tensors.values import Value, Whole, constant, joined_values, merged
+from normscope.tensors.entry_forms import Weighted
+from normscope.tensors.traced_nodes import (
+    Known,
+    Operation,
+    Stored,
+    UnknownError,
+    anywhere_along,
+    argument,
+    has_floats,
+    shape_of,
+)
+from normscope.tensors.values import Shares, Value, Whole, constant, joined_values
 
 if TYPE_CHECKING:
     from normscope.tensors.walk import Walk
 
 CUTS = {"slice", "narrow"}
+PARTS = CUTS | {"select", "split", "split_with_sizes", "chunk", "unfold", "tensor_split"}
 
 
 def _cat(walk: "Walk", node: Node) -> Known:
@@ -93,8 +104,7 @@ def move(walk: "Walk", node: Node) -> Known:
     value = walk.with_mask(node.args[0])
     if kind_of(node) == "as_strided":
         raise UnknownError("a view by strides")
-    if kind_of(node) in CUTS and value.stored and value.exact:
-        value = _of_any_length(walk, node, value)
+    value = _anywhere_picked(walk, node, value)
 
     def move(entry: Tensor) -> Any:
         if kind_of(node) in ("view", "_unsafe_view"):  # strides of the entries are not those of the tensor
@@ -109,11 +119,22 @@ def move(walk: "Walk", node: Node) -> Known:
     return tuple(_reordered(node, value, part) for part in parts)
 
 
-def _of_any_length(walk: "Walk", node: Node, value: Value) -> Value:
-    """A stored table of which as many rows are taken as the input has entries: any row, for other inputs."""
-    sizes = zip(value.shape, shape_of(node), strict=True)
-    axes = [at for at, (whole, part) in enumerate(sizes) if whole != part and part in walk.lengths]
-    return merged(value, axes) if axes else value
+def _anywhere_picked(walk: "Walk", node: Node, value: Value) -> Value:
+    """A value of which other entries are taken for inputs of another size: any, then; and only some of the weights."""
+    if walk.sizes is None or kind_of(node) not in PARTS:
+        return value
+    axis = int(argument(node, "dim", 0)) % value.unit.ndim
+    if walk.sizes.picks_otherwise(node):
+        value = anywhere_along(value, (axis,))
+    pair = walk.sizes.pair(node)
+    whole, part = (None if each is None else each.meta["val"] for each in (pair and pair.args[0], pair))
+    all_of_it = isinstance(part, Tensor) and whole is not None and whole.shape == part.shape
+    if walk.varies(node.args[0], axis) and not all_of_it:
+        if isinstance(value.form, Shares):
+            return replace(value, form=replace(value.form, complete=False))
+        if isinstance(value.form, Weighted):
+            return replace(value, form=replace(value.form, shares=replace(value.form.shares, complete=False)))
+    return value
 
 
 def _reordered(node: Node, before: Value, after: Value) -> Value:

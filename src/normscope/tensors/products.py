@@ -7,7 +7,7 @@ q·k                               by the Gram matrices of both heads
 Σ weight·value                    a mixture: within the values' own ellipsoid, at a place of its own
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from normscope.bounds.attention_scores import score_range
 from normscope.bounds.neurons import cheap
 from normscope.certificates.neuron_certificates import Neurons
 from normscope.checks import Floats, as_floats
-from normscope.tensors.entry_forms import Choice, Listed, Squares, Weighted, activation_of
+from normscope.tensors.entry_forms import Choice, Listed, Weighted, activation_of
 from normscope.tensors.linear_rows import EPS, Ball, Linear, ProductRows, StoredMatrix, widened
 from normscope.tensors.values import (
     Function,
@@ -309,10 +309,10 @@ def _thin_last(unit: Tensor) -> Any:
     return torch.unique(thin.reshape(-1, unit.shape[-1]), dim=0).numpy()
 
 
-def scores_of(one: Value, other: Value, lengths: Container[int] = ()) -> Value:
+def scores_of(one: Value, other: Value, *, many: bool = False) -> Value:
     """one @ other of two values that depend on the input: queries against keys.
 
-    `lengths` are the sizes of the inputs' axes: a sum over as many like entries may have more terms for other inputs.
+    `many`: the sum has more terms for larger inputs.
     """
     shape = broadcast(one.shape[:-2], other.shape[:-2])
     a = one.moved(lambda entry: entry.expand(*shape, *entry.shape[-2:]))
@@ -330,15 +330,9 @@ def scores_of(one: Value, other: Value, lengths: Container[int] = ()) -> Value:
         i, j = divmod(both, len(columns))
         row, column = rows[i].numpy(), columns[j].numpy()
         several = [bool(places.any()) for places in (row_places[i], column_places[j])]
-        varies = len(row) in lengths
-        many = [
-            apart or (varies and not value.places and not value.exact)
-            for apart, value in zip(several, (a, b), strict=True)
-        ]
-        if any(more and _repeats(units[None])[0] for units, more in zip((row, column), many, strict=True)):
+        low[at], high[at] = _score(a, b, row, column, any(several))
+        if many and (low[at] < 0 or high[at] > 0):
             low[at], high[at], unbounded = -np.inf, np.inf, MANY_TOKENS
-        else:
-            low[at], high[at] = _score(a, b, row, column, any(several))
     unit = inverse.reshape(thin.shape).expand(pair.shape)
     return Value(unit, low, high, None if np.isfinite(low).all() and np.isfinite(high).all() else unbounded)
 
@@ -413,10 +407,10 @@ def _identity(form: Linear) -> list[tuple[tuple[int, float, float], float]]:
     return list(zip(parts, sign.tolist(), strict=True))
 
 
-def summed(value: Value, axes: Sequence[int], keep: bool, *, mean: bool = False, lengths: Container[int] = ()) -> Value:
+def summed(value: Value, axes: Sequence[int], keep: bool, *, mean: bool = False, many: bool = False) -> Value:
     """The sum of entries along axes, or their mean; weighted entries whose weights belong together are a mixture.
 
-    `lengths` are the sizes of the inputs' axes: a sum over as many like entries may have more terms for other inputs.
+    `many`: the sum has more terms for larger inputs.
     """
     axes = sorted(axis % value.unit.ndim for axis in axes)
     kept = [axis for axis in range(value.unit.ndim) if axis not in axes]
@@ -446,18 +440,12 @@ def summed(value: Value, axes: Sequence[int], keep: bool, *, mean: bool = False,
         slack = (count + 8) * EPS * (finite[0] + finite[1])[members].sum(axis=1)
         low = np.where((value.low[members] >= 0).all(axis=1), np.maximum(low - slack, 0.0), low - slack)
         high = high + slack
-        many = _repeats(members)
         least, most = value.low[members].min(axis=1, initial=np.inf), value.high[members].max(axis=1, initial=-np.inf)
-        if mean:
-            low, high = np.where(many, least, low), np.where(many, most, high)
-        elif not isinstance(form, Squares) and (
-            not _constant(value.places[0].permute(order).reshape(*shape, count), -1)
-            if value.places
-            else not value.exact and any(value.unit.shape[axis] in lengths for axis in axes)
-        ):
-            low = np.where(many, np.where(least < 0, -np.inf, least), low)
-            high = np.where(many, np.where(most > 0, np.inf, most), high)
-            reason = value.why or (MANY_TOKENS if many.any() else None)
+        if mean and many:
+            low, high = least, most
+        elif many:
+            low, high = np.where(least < 0, -np.inf, least), np.where(most > 0, np.inf, most)
+            reason = value.why or MANY_TOKENS
     thin_shape = unit[small].shape[: len(kept)]
     made = inverse.reshape(thin_shape).expand(shape)
     if keep:
@@ -470,12 +458,6 @@ def summed(value: Value, axes: Sequence[int], keep: bool, *, mean: bool = False,
         None if np.isfinite([low, high]).all() else reason,
         order=value.order if 0 not in axes else None,
     )
-
-
-def _repeats(rows: Any) -> Any:
-    """Which rows have a unit more than once: entries of several tokens, of which other inputs may have more."""
-    ordered = np.sort(rows, axis=1)
-    return (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
 
 
 def listed(value: Value, key: object) -> Value:

@@ -23,10 +23,11 @@ from normscope.checks import Floats
 from normscope.errors import InputError
 from normscope.models.graph import ModelGraph
 from normscope.models.graph_operations import COPIES, DROPOUTS, handed_on, is_float, kind_of, overwritten_by
+from normscope.models.second_trace import TwoSizes
 from normscope.norm import Norm
 from normscope.tensors import products
 from normscope.tensors.arithmetic import unary
-from normscope.tensors.contractions import experts
+from normscope.tensors.contractions import experts, mask_of_attention
 from normscope.tensors.interval_arithmetic import INTERVALS
 from normscope.tensors.linear_rows import Ball, Linear, NormRows
 from normscope.tensors.operations import CUTS, SPECIAL, move
@@ -35,6 +36,7 @@ from normscope.tensors.traced_nodes import (
     Stored,
     UnknownError,
     along,
+    anywhere_along,
     as_value,
     has_floats,
     is_plain,
@@ -69,6 +71,7 @@ class Walk:
 
     `given` has bounds of floating-point inputs by name. `watch` sees what every layer writes, and may tighten it;
     `scores` sees the scores inside attention operations; `refused` are outputs of norms that bound nothing, and why.
+    `sizes` compares the call with one of inputs of another size. Without it, bounds hold for the size of the call.
     """
 
     def __init__(
@@ -80,10 +83,11 @@ class Walk:
         watch: Callable[[Node, products.Outputs], None] | None = None,
         scores: Callable[[Node, Value], None] | None = None,
         refused: Mapping[Node, str] | None = None,
+        sizes: TwoSizes | None = None,
     ) -> None:
         self._refused = dict(refused or {})
         self.graph, self._read, self._norms, self._given = graph, stored, norms, dict(given or {})
-        self._watch, self.scores = watch, scores
+        self._watch, self.scores, self.sizes = watch, scores, sizes
         self._made: dict[Node, Known] = {}
         self._changes: Counter[Node] = Counter()  # in place, by the node whose memory is changed
 
@@ -128,13 +132,16 @@ class Walk:
         return (node, self._changes[storage_of(node)]) if isinstance(node, Node) else object()
 
     def _known(self, node: Node) -> Known:
+        why = None if self.sizes is None else self.sizes.differs(node)
         if node.op == "placeholder":
-            return self._placeholder(node)
+            return self._placeholder(node) if why is None else self._unknown(node, why)
         if node in self._norms:
             return self._norm_output(node, self._norms[node])
         if node.op != "call_function" or not is_plain(node.meta.get("val")):
             return None
         try:
+            if why is not None:
+                raise UnknownError(why)
             made = self._computed(node)
         except UnknownError as unknown:
             made = self._unknown(node, str(unknown))
@@ -152,7 +159,7 @@ class Walk:
             made = replace(made, depth=depth + (handed_on(node) is None))
         if isinstance(made, Value) and is_float(node) and tuple(made.unit.shape) != tuple(node.meta["val"].shape):
             return self._unknown(node, f"{kind_of(node)} gave another shape than expected")
-        return made
+        return anywhere_along(made, self.varying(node)) if isinstance(made, Value) else made
 
     def _unknown(self, node: Node, what: str) -> Known:
         where = self.graph.module_of(node)
@@ -270,11 +277,36 @@ class Walk:
     def _is_move(self, node: Node) -> bool:
         return handed_on(node) is not None or kind_of(node) in MOVES
 
+    def varying(self, node: Any) -> tuple[int, ...]:
+        """The axes of a node that have another size for inputs of another size."""
+        return () if self.sizes is None else self.sizes.varying(node)
+
+    def varies(self, node: Any, axis: int) -> bool:
+        """Whether an axis of a node has another size for inputs of another size."""
+        axes = self.varying(node)
+        return bool(axes) and axis % node.meta["val"].ndim in axes
+
     @cached_property
-    def lengths(self) -> set[int]:
-        """The sizes of the inputs' axes; 1 is most often not that of a sequence."""
-        inputs = [node for node in self.graph.nodes if node.name in self.graph.program.graph_signature.user_inputs]
-        return {size for node in inputs if isinstance(node.meta.get("val"), Tensor) for size in shape_of(node)} - {1}
+    def second(self) -> "Walk | None":
+        """What the masks of the second trace are made of, to look at them there too."""
+        if self.sizes is None or self.sizes.second is None:
+            return None
+        walk = Walk(self.sizes.second, self._read, {})
+        walk.follow_masks()
+        return walk
+
+    def follow_masks(self) -> None:
+        """Follow only what the masks of attention are made of, unless that takes a product with weights."""
+        pending = [mask for node in self.graph.nodes if isinstance(mask := mask_of_attention(node), Node)]
+        needed: set[Node] = set()
+        while pending:
+            node = pending.pop()
+            if node not in needed and node not in self.graph.products:
+                needed.add(node)
+                pending += node.all_input_nodes
+        for node in self.graph.nodes:
+            if node in needed:
+                self._made[node] = self._known(node)
 
     def whole_numbers(self, node: Node) -> Known:
         """Whole numbers and truth values: computed where all arguments are known."""
