@@ -12,7 +12,7 @@ from architectures import random_model
 from normscope import ranges
 from normscope.models.graph import trace
 from normscope.models.second_trace import TwoSizes
-from test_tensor_ranges import Bounds, Case, attended, drawn
+from test_tensor_ranges import Bounds, Case, attended, drawn, written_up_to_eight
 
 LENGTHS = (1, 2, 3, 5, 8, 13, 40)
 
@@ -87,12 +87,15 @@ DEPENDS = {  # modules that are another function at another length, or reach fur
     "last row of a table": lambda m, x, y: y + m.table[: x.shape[1]][-1:],
     "rows after eight": lambda m, x, y: joined(m, x, y * 1e4)[:, : x.shape[1]],
     "weights of the first eight": lambda m, x, y: weights_over_all(m, y)[..., :8] @ (m.c(y) + 50)[:, :8],
-    "sum of the first of weights": lambda m, x, y: (weights_over_all(m, y)[..., :8, None] * (y + 50)[:, None, :8]).sum(2),
+    "sum of the first of weights": lambda m, x, y: (weights_over_all(m, y)[..., :8, None] * (y + 50)[:, None, :8]).sum(
+        2
+    ),
     "a branch by the length": lambda m, x, y: m.a(y) if x.shape[1] <= 8 else 100 * m.b(y),
     "token by token": token_by_token,
     "in place": in_place,
     "written in place": written_in_place,
     "in pieces": in_pieces,
+    "written up to eight": written_up_to_eight,
     "rows that see nothing beyond eight": lambda m, x, y: attended(
         m, y + 100, (torch.arange(x.shape[1])[:, None] <= 7).expand(x.shape[1], x.shape[1])
     ),
@@ -114,9 +117,7 @@ def test_what_depends_on_the_length_stays_within_its_bounds_at_every_length(name
 ALIKE = {  # modules that are the same function at every length
     "a layer": lambda m, x, y: m.a(y),
     "attention": lambda m, x, y: attended(m, y),
-    "causal attention": lambda m, x, y: attended(
-        m, y, torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-    ),
+    "causal attention": lambda m, x, y: attended(m, y, torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()),
     "mean": lambda m, x, y: m.a(y).mean(1),
     "neurons": lambda m, x, y: m.c(F.silu(m.a(y)) * m.b(y)),
     "as many channels as tokens": lambda m, x, y: m.a(y).sum(-1),

@@ -17,8 +17,8 @@ from normscope.models.graph_operations import kind_of
 from normscope.tensors import elementwise as entries
 from normscope.tensors.arithmetic import ARITHMETIC
 from normscope.tensors.contractions import CONTRACTIONS
-from normscope.tensors.picking import PICKS
 from normscope.tensors.entry_forms import Weighted
+from normscope.tensors.picking import PICKS
 from normscope.tensors.traced_nodes import (
     Known,
     Operation,
@@ -30,12 +30,12 @@ from normscope.tensors.traced_nodes import (
     shape_of,
 )
 from normscope.tensors.values import Shares, Value, Whole, constant, joined_values
+from normscope.tensors.written_parts import PARTS
 
 if TYPE_CHECKING:
     from normscope.tensors.walk import Walk
 
 CUTS = {"slice", "narrow"}
-PARTS = CUTS | {"select", "split", "split_with_sizes", "chunk", "unfold", "tensor_split"}
 
 
 def _cat(walk: "Walk", node: Node) -> Known:

@@ -77,6 +77,20 @@ def _largest(walk: "Walk", node: Node) -> Known:
     return first, Whole(tuple(found[1].shape))
 
 
+def _largest_over(walk: "Walk", node: Node) -> Known:
+    """amax, amin over axes: at least, or at most, each of the entries."""
+    if not has_floats(node):
+        return walk.whole_numbers(node)
+    value = walk.value(node.args[0])
+    named = argument(node, "dim")
+    axes = [named] if isinstance(named, int) else list(named or range(value.unit.ndim))
+    members, made = products.groups_of(value, axes, bool(argument(node, "keepdim")))
+    low, high = value.low[members], value.high[members]
+    pick = np.max if kind_of(node) == "amax" else np.min
+    low, high = pick(low, axis=1), pick(high, axis=1)
+    return Value(made, low, high, None if np.isfinite([low, high]).all() else value.why)
+
+
 def _gather(walk: "Walk", node: Node) -> Known:
     """Entries along an axis, at places that are not known."""
     if not has_floats(node):
@@ -88,6 +102,24 @@ def _gather(walk: "Walk", node: Node) -> Known:
     if all(shape[at] == common.shape[at] for at in others):
         return replace(common, unit=common.unit.narrow(axis, 0, 1).expand(shape))
     return within(shape, *value.hull(), value.why)
+
+
+def _scatter(walk: "Walk", node: Node) -> Known:
+    """Entries that are written at unknown places along an axis: those of one value or of the other."""
+    if not has_floats(node):
+        return walk.whole_numbers(node)
+    if argument(node, "reduce") is not None:
+        raise UnknownError("a scatter that computes")
+    value, source = walk.with_mask(node.args[0]), argument(node, "src", argument(node, "value"))
+    if not isinstance(source, Node):
+        return entries.either(value, walk.value(source))
+    written = walk.with_mask(source)
+    axis = int(argument(node, "dim")) % max(1, value.unit.ndim)
+    if any(written.shape[at] != value.shape[at] for at in range(value.unit.ndim) if at != axis):
+        hull = within(value.shape, *written.opened().hull(), written.why)
+        return entries.either(value.plain(), hull)
+    common = merged(written.plain(), [axis])
+    return entries.either(value.plain(), common.moved(lambda entry: entry.narrow(axis, 0, 1).expand(value.shape)))
 
 
 def _index(walk: "Walk", node: Node) -> Known:
@@ -171,6 +203,6 @@ def _index_put(walk: "Walk", node: Node) -> Known:
 
 
 PICKS: dict[str, Operation] = {
-    "embedding": _embedding, "max": _largest, "min": _largest, "topk": _largest, "sort": _largest, "gather": _gather,
-    "index": _index, "index_select": _index, "index_put": _index_put,
+    "embedding": _embedding, "amax": _largest_over, "amin": _largest_over, "max": _largest, "min": _largest, "topk": _largest, "sort": _largest, "gather": _gather,
+    "scatter": _scatter, "index": _index, "index_select": _index, "index_put": _index_put,
 }  # fmt: skip

@@ -27,6 +27,7 @@ from normscope.models.second_trace import TwoSizes
 from normscope.norm import Norm
 from normscope.tensors import products
 from normscope.tensors.arithmetic import unary
+from normscope.tensors.complex_numbers import Complex, complex_operation, is_complex
 from normscope.tensors.contractions import experts, mask_of_attention
 from normscope.tensors.interval_arithmetic import INTERVALS
 from normscope.tensors.linear_rows import Ball, Linear, NormRows
@@ -45,6 +46,7 @@ from normscope.tensors.traced_nodes import (
     storage_of,
 )
 from normscope.tensors.values import Value, Whole, anything, constant, numbered, within
+from normscope.tensors.written_parts import WrittenParts, is_empty
 
 MOST_NUMBERS = 2**26  # of a constant that is held entry by entry
 DEBUG = False
@@ -90,10 +92,12 @@ class Walk:
         self._watch, self.scores, self.sizes = watch, scores, sizes
         self._made: dict[Node, Known] = {}
         self._changes: Counter[Node] = Counter()  # in place, by the node whose memory is changed
+        self._parts = WrittenParts(self._is_whole)
 
     def steps(self) -> Iterator[tuple[Node, Known]]:
         """Every node with what is known of it, in the order in which they run; each is dropped after its last use."""
         nodes = self.graph.nodes
+        empty: set[Node] = set()
         last = {used: node for node in nodes for used in node.all_input_nodes}
         ends: dict[Node, list[Node]] = {}
         for used, node in last.items():
@@ -102,20 +106,42 @@ class Walk:
             if node.op == "output":
                 continue
             self._made[node] = self._known(node)
-            yield node, self._made[node]
-            for changed in overwritten_by(node):
+            changes = overwritten_by(node)
+            if is_empty(node) and has_floats(node):
+                empty.add(node)  # it is a tensor once it was written, and no view of it is before
+            elif changes or storage_of(node) not in empty:
+                yield node, self._made[node]
+            for changed in changes:
                 self._overwrite(node, changed)
+                storage = storage_of(changed)
+                if storage in empty and isinstance(whole := self._made.get(storage), Value) and whole.why is None:
+                    empty.remove(storage)
+                    yield storage, whole
             for used in ends.get(node, ()):
+                if used in empty:
+                    yield used, self._made[used]
                 self._made.pop(used, None)
 
     def _overwrite(self, node: Node, changed: Node) -> None:
         """After an operation in place the value that it changed is its result; what shares its memory is unknown."""
         storage = storage_of(changed)
         self._changes[storage] += 1
+        whole = self._parts.write(node, changed, self._made[node]) if is_empty(storage) else None
         for other, known in self._made.items():
             if known is not None and other is not node and storage_of(other) is storage:
                 self._made[other] = self._unknown(other, f"{other.name} is changed in place through a view")
         self._made[changed] = self._made[node]
+        if whole is not None:
+            self._made[storage] = anywhere_along(whole, self.varying(storage))
+
+    def _is_whole(self, node: Node, axis: int) -> bool:
+        """Whether a part of a value has all of an axis at every size, or the axis has one size."""
+        source = node.all_input_nodes[0]
+        pair = None if self.sizes is None else self.sizes.pair(node)
+        if pair is None or not self.varies(source, axis):
+            return self.sizes is None or pair is not None
+        sides = (source, node), (pair.all_input_nodes[0], pair)
+        return all(shape_of(one) == shape_of(other) for one, other in sides)
 
     def stored(self, name: str) -> Tensor:
         """A parameter or buffer, as it was before the call."""
@@ -159,6 +185,8 @@ class Walk:
             made = replace(made, depth=depth + (handed_on(node) is None))
         if isinstance(made, Value) and is_float(node) and tuple(made.unit.shape) != tuple(node.meta["val"].shape):
             return self._unknown(node, f"{kind_of(node)} gave another shape than expected")
+        if isinstance(made, Complex):
+            return made.anywhere_along(self.varying(node))
         return anywhere_along(made, self.varying(node)) if isinstance(made, Value) else made
 
     def _unknown(self, node: Node, what: str) -> Known:
@@ -259,6 +287,8 @@ class Walk:
             return source[at] if isinstance(source, tuple) and isinstance(at, int) else None
         if node.meta.get("val") is None and kind:
             return None
+        if is_complex(node) or any(is_complex(each) for each in node.all_input_nodes):
+            return complex_operation(self, node)
         if str(node.target).startswith("transformers.grouped_mm"):
             return experts(self, node)
         special = SPECIAL.get(kind)
