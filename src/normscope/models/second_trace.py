@@ -28,10 +28,8 @@ from normscope.models.graph_operations import kind_of, overwritten
 
 LONGER = (255, 5, -3)  # tokens more than in the first trace: the first of these that can be traced
 FEW = 16  # tokens more for a model that runs token by token: each takes time to trace
-SIZES = {"size", "shape", "repeats", "pad", "output_size", "output_padding"}  # arguments that give or change a shape
+SIZES = {"size", "shape", "repeats", "pad", "output_size"}  # arguments that give or change a shape
 PICKS = {"slice", "narrow", "select", "split", "split_with_sizes", "chunk", "unfold", "tensor_split"}
-ATTENTION = "scaled_dot_product_attention"
-MASKS = {"attn_mask", "is_causal"}  # of that operation: which tokens are seen, at both sizes
 
 
 def traced_again(model: nn.Module, graph: ModelGraph, change: Callable[[Any], Any]) -> ModelGraph:
@@ -136,11 +134,11 @@ class TwoSizes:
         if one.keys() != two.keys():
             return f"other arguments for {self.second_size} than for {self.first_size}"
         for name in one:
-            if name in SIZES or kind_of(node) in PICKS | {"arange"} or (kind_of(node) == ATTENTION and name in MASKS):
+            if name in SIZES or kind_of(node) in PICKS | {"arange"}:
                 leaves = [[leaf for leaf in _leaves(each[name]) if isinstance(leaf, Node)] for each in (one, two)]
             else:
                 leaves = [_leaves(one[name]), _leaves(two[name])]
-            if (why := self._unequal(*leaves)) is not None and not (kind_of(node) == ATTENTION and name in MASKS):
+            if (why := self._unequal(*leaves)) is not None:
                 return why
         return None
 
@@ -179,10 +177,9 @@ def _numbers(node: Node) -> list[Any]:
 def _same_constant(graph: ModelGraph, node: Node, other: Node, second: ModelGraph | None) -> bool:
     """Whether a constant in the code has the same numbers in both traces; other inputs are always the same."""
     assert second is not None
-    held = [_constant(graph, node), _constant(second, other)]
-    if held[0] is None or held[1] is None:
-        return held[0] is held[1]
-    one, two = held
+    one, two = _constant(graph, node), _constant(second, other)
+    if one is None or two is None:
+        return one is two
     if one.shape != two.shape or one.dtype != two.dtype:
         return False
     return one.is_meta or two.is_meta or bool(torch.equal(one, two))
@@ -216,7 +213,8 @@ def _second(model: nn.Module, graph: ModelGraph) -> ModelGraph | None:
     for more in more_tokens if groups else ():
         if (found := traced(more, True, groups)) is not None:
             return found
-    best, kept = traced(0, True, []), []
+    kept: list[int] = []
+    best = traced(0, True, kept)
     batch = best is not None
     for size in groups:
         for more in more_tokens:

@@ -7,7 +7,7 @@ from normscope.results.rows import path_text, several
 
 
 def remarks(result: LayerRanges) -> Iterator[str]:
-    """The verdict on the limit; which tensors it is about; what is not covered; for which inputs; what the text used."""
+    """The verdict on the limit; which tensors it is about; what is not covered; which inputs; what the text used."""
     yield f"{result.limit.sentence}."
     rows = [*result.layers, *result.tensors, *result.others]
     for row in [row for row in rows if row.verdict in ("reached", "not excluded", "too close to call")][:5]:

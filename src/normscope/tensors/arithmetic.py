@@ -113,7 +113,7 @@ def extreme(walk: "Walk", node: Node) -> Known:
     largest = kind_of(node) in ("maximum", "max")
     if largest and any(value.exact and not value.stored and mask_of(value.low).all() for value in values):
         return entries.either(*values)  # masked entries are so at the lowest number
-    return _picked(*(value.opened() for value in values), np.maximum if largest else np.minimum)
+    return _picked(values[0].opened(), values[1].opened(), np.maximum if largest else np.minimum)
 
 
 def _picked(one: Value, other: Value, pick: Any) -> Value:
@@ -144,6 +144,6 @@ def unary(walk: "Walk", node: Node, kind: str) -> Value:
 
 ARITHMETIC: dict[str, Operation] = {
     "square": _square_of, "add": _add, "sub": _sub, "rsub": _sub, "mul": _mul, "div": _div, "pow": _pow,
-    "clamp": _clamp, "clamp_min": _clamp, "clamp_max": _clamp, "where": _where, "masked_fill": _masked_fill, "maximum": extreme,
-    "minimum": extreme,
+    "clamp": _clamp, "clamp_min": _clamp, "clamp_max": _clamp, "where": _where, "masked_fill": _masked_fill,
+    "maximum": extreme, "minimum": extreme,
 }  # fmt: skip

@@ -44,7 +44,7 @@ def is_complex(node: Any) -> bool:
     return isinstance(value, Tensor) and value.is_complex()
 
 
-def complex_operation(walk: "Walk", node: Node) -> Known:
+def complex_operation(walk: "Walk", node: Node) -> Known:  # noqa: PLR0911  (a line for each operation)
     """What is known of an operation that reads or makes complex numbers."""
     kind = kind_of(node)
     if kind == "view_as_complex":

@@ -19,6 +19,7 @@ from normscope.tensors.arithmetic import ARITHMETIC
 from normscope.tensors.contractions import CONTRACTIONS
 from normscope.tensors.entry_forms import Weighted
 from normscope.tensors.picking import PICKS
+from normscope.tensors.reductions import REDUCTIONS
 from normscope.tensors.traced_nodes import (
     Known,
     Operation,
@@ -126,14 +127,10 @@ def _anywhere_picked(walk: "Walk", node: Node, value: Value) -> Value:
     axis = int(argument(node, "dim", 0)) % value.unit.ndim
     if walk.sizes.picks_otherwise(node):
         value = anywhere_along(value, (axis,))
-    pair = walk.sizes.pair(node)
-    whole, part = (None if each is None else each.meta["val"] for each in (pair and pair.args[0], pair))
-    all_of_it = isinstance(part, Tensor) and whole is not None and whole.shape == part.shape
-    if walk.varies(node.args[0], axis) and not all_of_it:
-        if isinstance(value.form, Shares):
-            return replace(value, form=replace(value.form, complete=False))
-        if isinstance(value.form, Weighted):
-            return replace(value, form=replace(value.form, shares=replace(value.form.shares, complete=False)))
+    if isinstance(value.form, Shares) and not walk.is_whole(node, axis):
+        return replace(value, form=replace(value.form, complete=False))
+    if isinstance(value.form, Weighted) and not walk.is_whole(node, axis):
+        return replace(value, form=replace(value.form, shares=replace(value.form.shares, complete=False)))
     return value
 
 
@@ -149,6 +146,7 @@ SPECIAL: dict[str, Operation] = {
     **ARITHMETIC,
     **CONTRACTIONS,
     **PICKS,
+    **REDUCTIONS,
     "cat": _cat, "concat": _cat, "concatenate": _cat, "stack": _cat, "copy": _copied, "to": _to, "_to_copy": _to,
     "type_as": _to, "pad": _pad, "constant_pad_nd": _pad, "tril": _triangle, "triu": _triangle,
     "_assert_tensor_metadata": _nothing_to_follow, "zeros": _made_alike, "ones": _made_alike, "full": _made_alike,

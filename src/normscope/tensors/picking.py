@@ -77,20 +77,6 @@ def _largest(walk: "Walk", node: Node) -> Known:
     return first, Whole(tuple(found[1].shape))
 
 
-def _largest_over(walk: "Walk", node: Node) -> Known:
-    """amax, amin over axes: at least, or at most, each of the entries."""
-    if not has_floats(node):
-        return walk.whole_numbers(node)
-    value = walk.value(node.args[0])
-    named = argument(node, "dim")
-    axes = [named] if isinstance(named, int) else list(named or range(value.unit.ndim))
-    members, made = products.groups_of(value, axes, bool(argument(node, "keepdim")))
-    low, high = value.low[members], value.high[members]
-    pick = np.max if kind_of(node) == "amax" else np.min
-    low, high = pick(low, axis=1), pick(high, axis=1)
-    return Value(made, low, high, None if np.isfinite([low, high]).all() else value.why)
-
-
 def _gather(walk: "Walk", node: Node) -> Known:
     """Entries along an axis, at places that are not known."""
     if not has_floats(node):
@@ -203,6 +189,6 @@ def _index_put(walk: "Walk", node: Node) -> Known:
 
 
 PICKS: dict[str, Operation] = {
-    "embedding": _embedding, "amax": _largest_over, "amin": _largest_over, "max": _largest, "min": _largest, "topk": _largest, "sort": _largest, "gather": _gather,
+    "embedding": _embedding, "max": _largest, "min": _largest, "topk": _largest, "sort": _largest, "gather": _gather,
     "scatter": _scatter, "index": _index, "index_select": _index, "index_put": _index_put,
 }  # fmt: skip

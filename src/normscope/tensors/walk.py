@@ -92,7 +92,7 @@ class Walk:
         self._watch, self.scores, self.sizes = watch, scores, sizes
         self._made: dict[Node, Known] = {}
         self._changes: Counter[Node] = Counter()  # in place, by the node whose memory is changed
-        self._parts = WrittenParts(self._is_whole)
+        self._parts = WrittenParts(self.is_whole)
 
     def steps(self) -> Iterator[tuple[Node, Known]]:
         """Every node with what is known of it, in the order in which they run; each is dropped after its last use."""
@@ -134,7 +134,7 @@ class Walk:
         if whole is not None:
             self._made[storage] = anywhere_along(whole, self.varying(storage))
 
-    def _is_whole(self, node: Node, axis: int) -> bool:
+    def is_whole(self, node: Node, axis: int) -> bool:
         """Whether a part of a value has all of an axis at every size, or the axis has one size."""
         source = node.all_input_nodes[0]
         pair = None if self.sizes is None else self.sizes.pair(node)
@@ -161,7 +161,7 @@ class Walk:
         why = None if self.sizes is None else self.sizes.differs(node)
         if node.op == "placeholder":
             return self._placeholder(node) if why is None else self._unknown(node, why)
-        if node in self._norms:
+        if node in self._norms and self._is_over_channels(node, self._norms[node]):
             return self._norm_output(node, self._norms[node])
         if node.op != "call_function" or not is_plain(node.meta.get("val")):
             return None
@@ -214,6 +214,13 @@ class Walk:
         if node.name in self._given:
             return within(value.shape, *self._given[node.name])
         return anything(value.shape, f"the range of the input {node.name} is not known")
+
+    def _is_over_channels(self, node: Node, call: NormCall) -> bool:
+        """Whether a norm has as many channels at every size of the inputs."""
+        if self.sizes is not None and self.sizes.second is not None and self.sizes.pair(node) is None:
+            # in code that runs otherwise at another size, a function without a gain may be over any number of entries
+            return kind_of(node) not in ("layer_norm", "rms_norm") or len(node.all_input_nodes) > 1
+        return not self.varies(node, call.axis)
 
     def _norm_output(self, node: Node, call: NormCall) -> Value:
         shape, norm = tuple(node.meta["val"].shape), call.norm
@@ -364,6 +371,7 @@ class Walk:
         args = tuple(torch.device("cpu") if isinstance(each, torch.device) else each for each in args)
         made = node.target(*args, **kwargs)  # type: ignore[operator]
         cut = kind in CUTS and given[0].shape != tuple(made.shape)
+        cut = cut or (self.sizes is not None and self.sizes.picks_otherwise(node))
         varies = cut or not (kind in ENTRY_BY_ENTRY or self._is_move(node)) or any(each.varies for each in given)
         return Whole(tuple(made.shape), made, varies, orders.pop() if orders else None)
 
