@@ -116,7 +116,7 @@ class Limit:
 class LayerRanges(
     Result,
     kind="layer_ranges",
-    schema_version=4,
+    schema_version=5,
     checked_by="normscope.certificates.check_ranges:check",
     reread_by="normscope.models.range_tensors:reread",
     remarked_by="normscope.rules.layer_ranges:remarks",
@@ -135,6 +135,7 @@ class LayerRanges(
     certificates: tuple[RangeCertificate, ...] = ()
     text: str | None = None
     dtype: str | None = None  # it was read in; None: float32, or that of the module
+    sizes: str | None = None  # of the inputs that were traced, in words
 
     @property
     def not_covered(self) -> tuple[NotCovered, ...]:

@@ -7,7 +7,7 @@ from normscope.results.rows import path_text, several
 
 
 def remarks(result: LayerRanges) -> Iterator[str]:
-    """The verdict on the limit; which tensors it is about; what is not covered; what the text used."""
+    """The verdict on the limit; which tensors it is about; what is not covered; which inputs; what the text used."""
     yield f"{result.limit.sentence}."
     rows = [*result.layers, *result.tensors, *result.others]
     for row in [row for row in rows if row.verdict in ("reached", "not excluded", "too close to call")][:5]:
@@ -20,6 +20,8 @@ def remarks(result: LayerRanges) -> Iterator[str]:
         yield f"Unbounded because of {why}: {several(tuple(layers))}."
     if not unbounded and result.layers:
         yield f"All {len(result.layers)} linear layers are bounded, whatever the input."
+    if result.sizes is not None:
+        yield f"{result.sizes}."
     used = [row for row in (*result.layers, *result.tensors) if row.used is not None]
     if used:
         most = max(used, key=lambda row: row.used or 0.0)
