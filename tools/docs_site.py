@@ -21,6 +21,8 @@ ROOMS = {  # where a public name is implemented: under which heading it is descr
     "norm": "A norm, and the set of its outputs",
     "geometry": "A norm, and the set of its outputs",
     "studies": "Questions about a model",
+    "check_model": "Questions about a model",
+    "report_file": "Questions about a model",
     "models": "Norms and activations of a model",
     "separation": "Questions about vectors",
     "rewrite": "Rewrites",
