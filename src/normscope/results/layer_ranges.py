@@ -116,7 +116,7 @@ class Limit:
 class LayerRanges(
     Result,
     kind="layer_ranges",
-    schema_version=4,
+    schema_version=5,
     checked_by="normscope.certificates.check_ranges:check",
     reread_by="normscope.models.range_tensors:reread",
     remarked_by="normscope.rules.layer_ranges:remarks",
