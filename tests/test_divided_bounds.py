@@ -126,8 +126,8 @@ def test_parts_that_do_not_cover_the_ball_are_told_from_those_that_do(seed, axes
     parts = len(boxes)
     low, high = np.array(boxes).reshape(parts, 2, axes).swapaxes(0, 1)
     one, none = Neurons("relu", np.ones((1, axes))), np.zeros((parts, 1))
-    division = Division(np.eye(axes), low, high, np.zeros((parts, axes)), np.zeros(parts), np.full(parts, 9.0))
-    holds, reason = check(one, [1.0], NeuronCertificate("divided", 9.0, none, none, 0.0, 0.0, division))
+    division = Division(np.eye(axes), low, high, np.zeros((parts, axes)), np.ones(parts), np.full(parts, 9.0))
+    holds, reason = check(one, [1.0], NeuronCertificate("divided", 10.0, none, none, 0.0, 0.0, division))
     assert holds == (not dropped), reason
     points = rng.uniform(-1, 1, size=(400, axes))
     inside = ((low <= points[:, None]) & (points[:, None] <= high)).all(axis=2).any(axis=1)

@@ -220,7 +220,7 @@ def _division_fault(neurons: Neurons, certificate: NeuronCertificate) -> str:
 
 
 def _covered(left: Floats, right: Floats, low: Floats, high: Floats) -> bool:
-    """Whether boxes cover the box from left to right: one holds it, or an edge divides it into halves that are covered."""
+    """Whether boxes cover the box from left to right: one holds it, or they cover its halves beside an edge."""
     touching = ((low < right) & (high > left)).all(axis=1)
     low, high = low[touching], high[touching]
     if ((low <= left) & (right <= high)).all(axis=1).any():
