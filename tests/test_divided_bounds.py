@@ -32,7 +32,7 @@ def example():
     return neurons, d, whole, divided(neurons, d, whole, 0.0), largest(neurons, d, rng)
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(
     seed=st.integers(0, 2**32 - 1),
     name=st.sampled_from(sorted(ACTIVATIONS)),
@@ -108,7 +108,7 @@ def test_forged_parts_are_refused(example):
     assert check(neurons, d, gap) == (False, "the parts do not cover the ball")
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1), axes=st.integers(1, 3), dropped=st.booleans())
 def test_parts_that_do_not_cover_the_ball_are_told_from_those_that_do(seed, axes, dropped):
     """Boxes from random splits, or all but one of them."""
