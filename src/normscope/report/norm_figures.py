@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from normscope.results.inspection import Landing, NormGeometry
 from normscope.results.rows import Spread
-from normscope.rules.inspection import RISKY_MEAN
+from normscope.rules.norm_inputs import RISKY_MEAN
 
 Figure = dict[str, Any]
 Trace = dict[str, Any]

@@ -15,7 +15,8 @@ from normscope.report.norm_figures import depth_figures, digits_of, finite, patt
 from normscope.report.pictures import outline
 from normscope.results.describe import Shown, tables_of
 from normscope.results.inspection import Channel, Inspection, Landing, NormGeometry
-from normscope.rules.inspection import KINDS, UNBOUNDED, headline
+from normscope.rules.inspection import KINDS, headline
+from normscope.rules.norm_kinds import UNBOUNDED
 
 SAME_SCALE_UP_TO = 12.0  # longest over third axis; beyond it, true proportions would show a needle
 NAMED = 16  # dead channels listed

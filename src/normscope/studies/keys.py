@@ -14,7 +14,6 @@ each piece is a sequence.
 """
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -30,7 +29,7 @@ from normscope.models.find import find
 from normscope.models.heads import Heads
 from normscope.models.load import run_in_pieces
 from normscope.models.query_maps import HeadMaps, NoMapError, norms_before_keys
-from normscope.models.subject import Subject, Text
+from normscope.models.subject import Model, Subject, Text
 from normscope.models.token_texts import token_texts
 from normscope.progress import Progress, silent
 from normscope.results.inventory import FoundNorm
@@ -42,7 +41,7 @@ from normscope.studies.reachable_queries import HeadRun, ReachableQueries
 
 
 def keys(
-    model: nn.Module | str | Path,
+    model: Model,
     *,
     text: Text | None = None,
     inputs: Inputs | None = None,
@@ -99,7 +98,7 @@ def keys(
             "the other those of each key's own"
         )
     most = None if max_keys is None else as_count(max_keys, "max_keys", least=1)
-    subject = Subject(model, text=text, inputs=inputs, device=device, dtype=dtype)
+    subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
     subject.require_runs("keys")
     study: _Study | None = None
     for number, batch in enumerate(subject.batches(), start=1):
