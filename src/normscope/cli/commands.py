@@ -24,7 +24,62 @@ from normscope.cli.options import (
 )
 from normscope.errors import InputError
 
-__all__ = ["fold", "inspect", "keys", "memorize", "ranges", "separability", "shatter", "spikes", "verify", "vocab"]
+__all__ = [
+    "check",
+    "fold",
+    "inspect",
+    "keys",
+    "memorize",
+    "ranges",
+    "separability",
+    "shatter",
+    "spikes",
+    "verify",
+    "vocab",
+]
+
+
+class Severity(StrEnum):
+    error = "error"
+    warning = "warning"
+    note = "note"
+
+
+@command(sarif=True)
+def check(
+    model: ModelArgument = None,
+    *,
+    text: TextOption = None,
+    lines: LinesFlag = False,
+    inputs: InputsOption = None,
+    select: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RULE", help="Only these rules: NS102, massive-activation, NS1; may be repeated."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="RULE", help="Leave these rules out; may be repeated.")
+    ] = None,
+    severity: Annotated[
+        Severity | None, typer.Option(help="Only findings of this severity or above. Default: note.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Stop after this many seconds; what is left is listed as not checked.", min=0)
+    ] = None,
+    explain: Annotated[
+        str | None, typer.Option(metavar="RULE", help="Explain a rule, such as NS102, or all, and stop.")
+    ] = None,
+    device: DeviceOption = DEVICE,
+    dtype: DtypeOption = DTYPE,
+) -> Any:
+    """What is unusual about a model, why it matters, how sure that is, and what to do: the findings of all rules."""
+    from normscope.check_model import check as ask
+    from normscope.cli.check_settings import explanation, settings
+
+    if explain is not None:
+        print(explanation(explain))
+        raise typer.Exit
+    chosen = settings(Path.cwd(), select=select, ignore=ignore, severity=severity, seconds=seconds)
+    return ask(model_of(model), **run_on(text, inputs, lines), **chosen, device=device, dtype=dtype, progress=progress)
 
 
 @command(page=True, picture=True)

@@ -54,6 +54,9 @@ ScalesOption = Annotated[
         "names that checkpoints use, and show what they cost on the text.",
     ),
 ]
+SarifOption = Annotated[
+    Path | None, typer.Option("--sarif", help="Write the findings here in SARIF 2.1.0 (.sarif or .json).")
+]
 ForceFlag = Annotated[bool, typer.Option("--force", metavar="", help="Replace files that exist.")]
 InputsOption = Annotated[
     Path | None,
@@ -148,14 +151,20 @@ def printable(line: str) -> str:
 
 
 def command(
-    *, page: bool = False, picture: bool = False, scales: bool = False, saves: bool = True, resumes: bool = False
+    *,
+    page: bool = False,
+    picture: bool = False,
+    scales: bool = False,
+    sarif: bool = False,
+    saves: bool = True,
+    resumes: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a command of a function that returns a result: every command saves, draws and shows it the same way.
 
     Adds --json, --csv and --all; -o (with `saves`) and --force; --html (with `page`); --picture (with `picture`);
-    --scales (with `scales`): an argument of that name then says whether the result must have scales. A command that
-    `resumes` takes the path of -o as its argument `resume`, and saves there by itself. An argument `keep` says whether
-    the result will be saved. The exit code is 1 where a certificate does not hold.
+    --sarif (with `sarif`); --scales (with `scales`): an argument of that name then says whether the result must have
+    scales. A command that `resumes` takes the path of -o as its argument `resume`, and saves there by itself. An
+    argument `keep` says whether the result will be saved. The exit code is 1 where `Result.failure` says why.
     """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., None]:
@@ -167,6 +176,8 @@ def command(
             added["picture"] = (PictureOption, None)
         if scales:
             added["scales"] = (ScalesOption, None)
+        if sarif:
+            added["sarif"] = (SarifOption, None)
         if saves or resumes:
             added["save"] = (ResumeOption if resumes else SaveOption, None)
         if page or picture or saves:
@@ -216,7 +227,7 @@ def command(
 
 def _require_possible(form: Mapping[str, Any], resumes: bool) -> None:
     """Refuse outputs that could not be written or shown, before the work begins."""
-    from normscope.files import PAGES, PICTURES
+    from normscope.files import PAGES, PICTURES, SARIF
     from normscope.results.result import ENDINGS
 
     if form["json"] and form["csv"]:
@@ -225,6 +236,7 @@ def _require_possible(form: Mapping[str, Any], resumes: bool) -> None:
     require_writable(form.get("picture"), PICTURES, form.get("force", False))
     require_writable(form.get("save"), ENDINGS, form.get("force", False) or resumes)
     require_writable(form.get("scales"), ENDINGS, form.get("force", False))
+    require_writable(form.get("sarif"), SARIF, form.get("force", False))
     both = [form[name].resolve() for name in ("scales", "save") if form.get(name) is not None]
     if len(both) != len(set(both)):
         raise InputError(f"--scales and -o must be different files, got {form['save']} for both")
@@ -239,13 +251,17 @@ def _finish(result: Any, form: Mapping[str, Any], resumes: bool) -> None:
     contents |= picture_of(form.get("picture"), result.plot)
     if form.get("scales") is not None:
         contents[form["scales"]] = result.scales_file()
+    if form.get("sarif") is not None:
+        from normscope.report.sarif import as_sarif
+
+        contents[form["sarif"]] = jsonlib.dumps(as_sarif(result), indent=2, allow_nan=False).encode()
     if form.get("save") is not None and not resumes:
         contents[form["save"]] = result.to_bytes()
     write(contents)
     _show(result, form)
     tell_written([*contents, *([form["save"]] if resumes and form["save"] is not None else [])])
-    if result.holds is False:
-        print("normscope: a certificate did not hold when it was checked", file=sys.stderr)
+    if (failure := result.failure()) is not None:
+        print(f"normscope: {failure}", file=sys.stderr)
         raise typer.Exit(1)
 
 

@@ -35,13 +35,13 @@ def _show_finding(finding: Finding, console: Console) -> None:
     head = Text(f"{MARKS[finding.severity]} {finding.severity}", STYLES[finding.severity])
     head.append(f" · {finding.sure} · {finding.rule} {finding.name}", "dim")
     console.print(head)
-    console.print(Padding(Text(printable(finding.title), "bold"), (0, 0, 0, INDENT)))
+    console.print(Padding(Text(printable(finding.title), "bold"), (0, 0, 0, INDENT), expand=False))
     for part in (finding.evidence, finding.why, f"Do: {finding.do}"):
         _indented(part, console)
 
 
 def _indented(words: str, console: Console) -> None:
-    console.print(Padding(Text(printable(words)), (0, 0, 0, INDENT)))
+    console.print(Padding(Text(printable(words)), (0, 0, 0, INDENT), expand=False))
 
 
 def _counted(result: FindingList) -> str:

@@ -79,6 +79,7 @@ class FindingList(Result, kind="finding_list", shown_by="normscope.report.findin
     clear: Annotated[tuple[Clear, ...], Table("Checked, and nothing found")] = ()
     unchecked: Annotated[tuple[Unchecked, ...], Table("Not checked")] = ()
     text: str | None = None  # description of the text that the model was run on
+    path: str | None = None  # of the model; None for a module
 
     @property
     def errors(self) -> int:
@@ -88,6 +89,10 @@ class FindingList(Result, kind="finding_list", shown_by="normscope.report.findin
     def count(self, severity: Severity) -> int:
         """How many findings are of this severity."""
         return sum(finding.severity == severity for finding in self.findings)
+
+    def failure(self) -> str | None:
+        """Why a command that shows it ends with exit code 1."""
+        return f"{self.errors} error{'s' * (self.errors != 1)} found" if self.errors else None
 
     def __repr__(self) -> str:
         counts = [f"{count} {word}{'s' * (count != 1)}" for word in SEVERITIES if (count := self.count(word))]

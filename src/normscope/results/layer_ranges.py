@@ -67,6 +67,9 @@ class TensorRange:
         float | None, Column("on the text", "Its largest absolute value on the text.", ".4g", brief=False)
     ] = None
     used: Annotated[float | None, Column("used", "Largest share of a channel's bound on the text.", share)] = None
+    activation: Annotated[
+        str | None, Column("activation", "The function that reads it, where nothing else does.", brief=False)
+    ] = None
     why: Annotated[str | None, Column("unbounded because of", "What is not bounded.", brief=False)] = None
     input: Annotated[Floats | None, NOT_IN_JSON] = field(default=None, repr=False, compare=False)  # the witness
     lows: Annotated[Floats | None, NOT_IN_JSON] = field(default=None, repr=False, compare=False)  # of every channel
@@ -116,7 +119,7 @@ class Limit:
 class LayerRanges(
     Result,
     kind="layer_ranges",
-    schema_version=4,
+    schema_version=5,
     checked_by="normscope.certificates.check_ranges:check",
     reread_by="normscope.models.range_tensors:reread",
     remarked_by="normscope.rules.layer_ranges:remarks",

@@ -66,6 +66,10 @@ class Result:
         """Whether every certificate was checked and is right; None where nothing was certified."""
         return None
 
+    def failure(self) -> str | None:
+        """Why a command that shows it ends with exit code 1; None if it does not."""
+        return "a certificate did not hold when it was checked" if self.holds is False else None
+
     def to_dict(self) -> dict[str, Any]:
         """The result as plain values: what `--json` prints and `json_schema` describes."""
         return {"type": self.kind, "schema_version": self.schema_version, **_plain(self)}

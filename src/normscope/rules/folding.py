@@ -1,9 +1,52 @@
-"""What stands out in a folding, in sentences."""
+"""A rule on what can be folded; and what became of it, in sentences."""
 
 from collections.abc import Iterator
 
-from normscope.results.folding import AFTER_LOOKUP, Folding
+from normscope.results.folding import AFTER_LOOKUP, FOLDED, Folding
 from normscope.results.rows import several
+from normscope.rules.prose import number, part
+from normscope.rules.rule import Outcome, Skipped, found, rule
+
+
+@rule("NS301", "foldable")
+def foldable(result: Folding) -> Outcome:
+    """Gains, biases or means of norms can be folded into the layers around them.
+
+    The folded model computes the same function with norms that have less to do: gain 1, bias 0, and no mean where
+    everything that writes its input is centred. The rewrite is certified before it is offered.
+
+    What to do: `normscope fold MODEL -o FOLDER`, before you quantise or compile the model.
+    """
+    if not result.norms:
+        return Skipped("the model has no norm that could be folded")
+    gains = [verdict for verdict in result.norms if verdict.affine.what == FOLDED]
+    means = [verdict for verdict in result.norms if verdict.centring.what in (FOLDED, AFTER_LOOKUP)]
+    reasons = "; ".join(f"{each.part} of {several(each.norms)}: {each.reason}" for each in result.reasons[:2])
+    if not gains and not means:
+        return f"Nothing can be folded. {reasons}".rstrip(". ") + "."
+    if not result.holds:
+        return Skipped("the certificate of the folded model does not hold")
+    parts = [f"the gains of {part(gains, result.norms)}"] if gains else []
+    parts += [f"the means of {part(means, result.norms)}"] if means else []
+    difference = result.certificate.rewrite_difference
+    exact = (
+        "" if difference is None else f" In float64 both models differ by {number(difference)} of the largest output."
+    )
+    return [
+        found(
+            "note",
+            "proved for all inputs",
+            "folding",
+            title=f"{' and '.join(parts).capitalize()} can be folded into the layers around them.",
+            evidence=f"All {result.certificate.identities:,} identities of weights hold.{exact}"
+            + (f" Kept: {reasons}." if reasons else ""),
+            why="The folded model is the same function, and its norms have less to do.",
+            do="normscope fold MODEL -o FOLDER" + (" --rms" if means else "") + ".",
+            sites=tuple(verdict.norm for verdict in result.norms if verdict in gains or verdict in means),
+            norms=tuple(verdict.norm for verdict in result.norms if verdict in gains or verdict in means),
+            figure=(len(gains), None),
+        )
+    ]
 
 
 def remarks(result: Folding) -> Iterator[str]:

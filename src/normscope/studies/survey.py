@@ -33,11 +33,12 @@ COMMANDS = {
     "inspection": "inspect",
     "layer_ranges": "ranges",
     "spike_list": "spikes",
-    "folding": "fold",
     "key_selection": "keys",
     "token_verdicts": "vocab",
+    "folding": "fold",
 }
 LIMIT = "float16"  # what ranges are compared with
+MOST_FOLDED = 500_000_000  # parameters
 VOCABULARY_SECONDS = 60.0  # for verdicts on tokens, where no budget is given: the rest stays open
 
 
@@ -128,9 +129,9 @@ class _Run:
             "inspection": lambda: inspect(self._subject, progress=self._watched),
             "layer_ranges": self._ranges,
             "spike_list": lambda: spikes_among(*self._walked()),
-            "folding": lambda: fold(self._subject, progress=self._watched),
             "key_selection": lambda: keys(self._subject, keep=False, progress=self._watched),
-            "token_verdicts": lambda: vocab(self._subject, seconds=self._for_tokens(), progress=self._progress),
+            "token_verdicts": self._tokens,
+            "folding": self._folding,
         }
         results: dict[str, Result] = {}
         missing: list[Missing] = []
@@ -155,8 +156,17 @@ class _Run:
     def _left(self) -> float:
         return math.inf if self._seconds is None else self._started + self._seconds - time.monotonic()
 
-    def _for_tokens(self) -> float:
-        return VOCABULARY_SECONDS if self._seconds is None else max(0.0, self._left())
+    def _tokens(self) -> Result:
+        path = self._subject.path
+        runs = path is None or path.is_dir()  # the table of a file is read from its tensors
+        seconds = VOCABULARY_SECONDS if self._seconds is None else max(0.0, self._left())
+        return vocab(self._subject if runs else self._subject.without_text(), seconds=seconds, progress=self._progress)
+
+    def _folding(self) -> Result:
+        size = sum(parameter.numel() for parameter in self._subject.module.parameters())
+        if size > MOST_FOLDED:
+            raise InputError(f"it would copy {size:,} parameters in float64, and stops at {MOST_FOLDED:,}")
+        return fold(self._subject, progress=self._watched)
 
     def _watched(self, things: Iterable[Any], what: str) -> Iterable[Any]:
         """The progress of a part, which ends when no time is left."""
