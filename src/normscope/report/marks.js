@@ -107,7 +107,7 @@ function several(value) {
 function lane(mark, host, width, { xOf = null, left = null, small = false, sites = [], columns = null } = {}) {
   const series = mark.series.map((each) => ({ ...each, values: unpacked(each.values) }));
   const total = typeof mark.columns === "number" ? mark.columns : mark.columns.length;
-  const inView = columns || [...Array(total).keys()];
+  const inView = columns || [...Array(typeof mark.columns === "number" ? series[0].values.length : total).keys()];
   const all = series.flatMap((each) => inView.flatMap((at) => several(each.values[at])));
   const known = all.filter((each) => each !== null && (!mark.log || each > 0));
   const extra = mark.lines.map((line) => line.at);
@@ -160,16 +160,16 @@ function lane(mark, host, width, { xOf = null, left = null, small = false, sites
       svg(drawing, "text", { class: `halo ${order ? "" : "ink"}`, x: Math.min(x(here), width - 60), y: y(each.values[here]) + (order ? -6 : 15) }, each.label);
     }
   }
-  for (const at of mark.named) {
+  for (const [at, label] of mark.named) {
     if (!place.has(at)) continue;
     const value = series[0].values[at], right = x(at) > width - 150;
-    svg(drawing, "text", { class: "halo ink", x: x(at) + (right ? -7 : 7), y: Math.max(12, y(value) + 4), "text-anchor": right ? "end" : "start" }, `${mark.by} ${at}: ${digits(value)}`);
+    svg(drawing, "text", { class: "halo ink", x: x(at) + (right ? -7 : 7), y: Math.max(12, y(value) + 4), "text-anchor": right ? "end" : "start" }, label);
   }
   if (small) {
     svg(drawing, "text", { x: 4, y: height - 4 }, "first norm");
     svg(drawing, "text", { x: width - 2, y: height - 4, "text-anchor": "end" }, "last");
   } else if (!xOf) {
-    const names = typeof mark.columns === "number" ? inView.map(String) : inView.map((at) => mark.columns[at]);
+    const names = typeof mark.columns === "number" ? inView.map((at) => String(Math.floor((at * total) / inView.length))) : inView.map((at) => mark.columns[at]);
     const widest = Math.max(...names.map((each) => widthOf(each))) + 14;
     const short = names.every((each) => each.length <= 6), every = Math.max(1, Math.ceil((widest * names.length) / inner));
     const shown = short ? names.map((_, at) => at).filter((at) => at % (every > 2 ? Math.ceil(every / 5) * 5 : every) === 0) : [0, names.length - 1];
@@ -179,7 +179,7 @@ function lane(mark, host, width, { xOf = null, left = null, small = false, sites
     }
     if (short) svg(drawing, "text", { x: Math.max(0, gutter - 8), y: height - 4, "text-anchor": "end" }, gutter > widthOf(mark.by) + 8 ? mark.by : "");
   }
-  if (!xOf && !small) numbers(host, "The numbers", () => [[mark.by, ...series.map((each) => each.label)], inView.map((at) => [typeof mark.columns === "number" ? at : mark.columns[at], ...series.map((each) => several(each.values[at]).map((value) => digits(value) + mark.unit).join(" ") || "–")])]);
+  if (!xOf && !small) numbers(host, "The numbers", () => [[mark.by, ...series.map((each) => each.label)], inView.map((at) => [typeof mark.columns === "number" ? Math.floor((at * total) / inView.length) : mark.columns[at], ...series.map((each) => several(each.values[at]).map((value) => digits(value) + mark.unit).join(" ") || "–")])]);
   return drawing;
 }
 

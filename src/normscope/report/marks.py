@@ -33,7 +33,7 @@ class Series:
 
     label: str
     role: Role
-    values: tuple[float | None | tuple[float, ...], ...] | Packed
+    values: tuple[float | tuple[float, ...] | None, ...] | Packed
     shape: Literal["dots", "rings", "line", "bars"] = "dots"  # bars: lowest, middle and highest of each column
 
 
@@ -44,13 +44,13 @@ class Lane:
     mark: ClassVar[str] = "lane"
     title: str
     series: tuple[Series, ...]
-    columns: tuple[str, ...] | int  # their names; or how many there are, by number
+    columns: tuple[str, ...] | int  # their names; or how many there are, by number: fewer values then stand for runs
     by: str = "norm"  # what a column is
     unit: str = ""
     log: bool = True
     upside_down: bool = False  # whether small values are at the top
     lines: tuple[Line, ...] = ()
-    named: tuple[int, ...] = ()  # columns with a label beside their value, in the first series
+    named: tuple[tuple[int, str], ...] = ()  # places in the first series with a label beside their value
 
 
 @dataclass(frozen=True)

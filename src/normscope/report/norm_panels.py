@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from math import log10
+from typing import Any
 
 import numpy as np
 
@@ -23,13 +24,13 @@ from normscope.report.marks import (
     packed_units,
 )
 from normscope.results.inspection import Axes, Gains, LandedSample, Landing, NormGeometry
-from normscope.rules.inspection import UNBOUNDED
+from normscope.rules.norm_kinds import UNBOUNDED
 from normscope.rules.prose import count, number, percent, quoted_token
 
 PLANES = ("Longest", "Flattest", "Busiest")
 NAMED = 3  # axes and channels with a label
 SHOWN = 6  # rows of channels
-MOST = 512  # axes of a series that a page holds; more are thinned
+MOST = 1024  # entries of a series that a page holds; longer ones are thinned
 FAR_BELOW = 1e-3  # of the median gain
 NEEDS_TEXT = "normscope report MODEL --text FILE"
 
@@ -52,7 +53,7 @@ def _sample(norm: NormGeometry) -> LandedSample | None:
 
 def _surface(norm: NormGeometry) -> Panel:
     """Where outputs lie: pictures in three planes, and the distance to the surface."""
-    common = {
+    common: dict[str, Any] = {
         "id": "surface",
         "section": "norm",
         "norm": norm.name,
@@ -129,7 +130,7 @@ def _axis_name(sample: LandedSample | None, rank: int, dimension: int) -> str:
     if sample is None or sample.axis_channels is None or sample.axis_weights is None:
         return {0: "longest axis", 1: "second longest", dimension - 1: "shortest axis"}.get(rank, f"axis {rank}")
     channel = f"channel {sample.axis_channels[rank]}"
-    return channel if sample.axis_weights[rank] > 0.9 else f"axis {rank} (most of it {channel})"
+    return channel if sample.axis_weights[rank] > 0.9 else f"axis {rank}, near {channel}"
 
 
 def _plane(norm: NormGeometry, axes: Axes, sample: LandedSample | None) -> Plane | None:
@@ -142,8 +143,8 @@ def _plane(norm: NormGeometry, axes: Axes, sample: LandedSample | None) -> Plane
         return PlaneAxis(_axis_name(sample, rank, dimension), float(lengths[rank]), f"±{number(float(lengths[rank]))}")
 
     if sample is None or sample.planes is None or sample.plane_axes is None or sample.distances is None:
-        pairs = (Pair("Longest", (axis(0), axis(1))), Pair("Flattest", (axis(dimension - 2), axis(dimension - 1))))
-        return Plane(pairs[: 2 if dimension > 2 else 1])
+        outlines = (Pair("Longest", (axis(0), axis(1))), Pair("Flattest", (axis(dimension - 2), axis(dimension - 1))))
+        return Plane(outlines[: 2 if dimension > 2 else 1])
     single = (norm.found.groups or 1) == 1
     even = float(np.sqrt(1 - 0.05 ** (2 / (dimension - 2)))) if dimension > 2 and single else None
     labels = _labelled(norm, sample)
@@ -185,7 +186,7 @@ def _beyond(radius: Floats, even: float | None) -> str:
 def _budget(norm: NormGeometry, lengths: Floats) -> Panel:
     """What outputs spend on which axis."""
     sample, dimension = _sample(norm), len(lengths)
-    common = {
+    common: dict[str, Any] = {
         "id": "budget",
         "section": "norm",
         "norm": norm.name,
@@ -243,7 +244,6 @@ def _gains(norm: NormGeometry, gain: Floats) -> Panel:
     """Gains by channel."""
     size = np.abs(gain)
     median = float(np.median(size))
-    far = np.argsort(-np.abs(np.log10(np.maximum(size, 1e-30)) - log10(max(median, 1e-30))), kind="stable")[:NAMED]
     closed = int(np.count_nonzero(size < FAR_BELOW * median))
     lowest, highest = float(size.min()), float(size.max())
     title = f"Gains from {number(lowest)} to {number(highest)} in size, the median {number(median)}"
@@ -254,12 +254,19 @@ def _gains(norm: NormGeometry, gain: Floats) -> Panel:
     signs = (
         f" {count(negative, 'gain')} below zero {'is' if negative == 1 else 'are'} drawn by size." if negative else ""
     )
-    series = Series("gain", "limit", packed_floats(np.maximum(size, 0)))
+    runs = np.array_split(np.arange(len(size)), min(MOST, len(size)))
+    away = np.abs(np.log10(np.maximum(size, 1e-30)) - log10(max(median, 1e-30)))
+    kept = [int(run[away[run].argmax()]) for run in runs]  # of each run, the gain that is farthest from the median
+    far = sorted(sorted(range(len(kept)), key=lambda at: -away[kept[at]])[:NAMED])
+    thinned = (
+        f" Of each {len(size) / MOST:.0f} channels, the one farthest from it is drawn." if len(runs) < len(size) else ""
+    )
+    series = Series("gain", "limit", packed_floats(size[kept]))
     return Panel(
         "gains",
         "norm",
         title,
-        f"The size of the gain of each channel, in the order of channels. The line is the median.{signs}",
+        f"The size of the gain of each channel, in the order of channels. The line is the median.{signs}{thinned}",
         (
             Lane(
                 "Gain by channel",
@@ -268,7 +275,9 @@ def _gains(norm: NormGeometry, gain: Floats) -> Panel:
                 by="channel",
                 log=highest > 30 * max(lowest, 1e-30),
                 lines=(Line(median, f"median {number(median)}", "soft"),),
-                named=tuple(sorted(far.tolist())) if highest > 2 * max(lowest, 1e-30) else (),
+                named=tuple((at, f"channel {kept[at]}: {number(float(size[kept[at]]))}") for at in far)
+                if highest > 2 * max(lowest, 1e-30)
+                else (),
             ),
         ),
         formula="y = b + g ∘ (x − mean)/√(σ² + eps); an RMSNorm leaves the mean out.",
@@ -278,7 +287,7 @@ def _gains(norm: NormGeometry, gain: Floats) -> Panel:
 
 def _out_of_reach(norm: NormGeometry, gains: Gains, axes: Axes | None) -> Panel:
     """What it can never write."""
-    common = {
+    common: dict[str, Any] = {
         "id": "reach",
         "section": "norm",
         "norm": norm.name,
@@ -335,7 +344,7 @@ def _out_of_reach(norm: NormGeometry, gains: Gains, axes: Axes | None) -> Panel:
 
 def _turning(norm: NormGeometry, steps: Sequence[float]) -> Panel:
     """How much it bends at real inputs."""
-    common = {
+    common: dict[str, Any] = {
         "id": "turning",
         "section": "norm",
         "norm": norm.name,

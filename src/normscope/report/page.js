@@ -91,8 +91,8 @@ function drawMap() {
   const width = Math.floor(host.getBoundingClientRect().width), left = width < 620 ? 62 : 128;
   const some = new Set();
   for (const stack of data.stacks) {
-    const room = width - left, singles = stack.rows.length ? stack.columns.filter((column) => column.cells[0][0] === null).length : 0;
-    const cell = Math.max(7, Math.min(30, (room - singles * 10) / stack.columns.length)), across = Math.max(1, Math.floor(room / cell));
+    const room = width - left;
+    const cell = Math.max(7, Math.min(84, room / stack.columns.length)), across = Math.max(1, Math.floor(room / cell));
     if (stack.title) html(host, "h3", { style: "margin-top:14px" }, seen(stack.title, 80));
     for (let start = 0; start < stack.columns.length; start += across) drawBand(host, stack, stack.columns.slice(start, start + across), cell, left, width, some);
   }

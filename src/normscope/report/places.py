@@ -45,12 +45,12 @@ def short_place(path: str) -> str:
     """A module in few words.
 
     >>> short_place("model.layers.12.mlp.down_proj"), short_place("model.layers.3"), short_place("lm_head")
-    ('block 12 · down_proj', 'block 3', 'lm_head')
+    ('block 12 · mlp.down_proj', 'block 3', 'lm_head')
     """
     parts = split(path)
     if parts is None:
         return cut(path_text(path))
-    last = parts[2].rpartition(".")[2] if len(parts[2]) > 24 or "." in parts[2] else parts[2]
+    last = parts[2] if len(parts[2]) <= 28 else ".".join(parts[2].split(".")[-2:])
     return cut(f"block {parts[1]}" + (f" · {last}" if last else ""))
 
 

@@ -57,7 +57,7 @@ def panels(result: Folding) -> Iterator[Panel]:
             ),
         ),
         tuple(notes),
-        formula="W(g ∘ x + b) + c = (W·diag g)x + (Wb + c); a mean is 0 if everything that writes to the stream is centred.",
+        formula="W(g ∘ x + b) + c = (W·diag g)x + (Wb + c); a mean is 0 if all that writes to the stream is centred.",
         command="normscope fold MODEL -o FOLDER",
     )
 

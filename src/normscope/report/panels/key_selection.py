@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from math import acos, degrees, sqrt
+from typing import Any
 
 from normscope.report.marks import Framed, Grid, Lane, Line, Panel, Series, Tokens
 from normscope.report.places import block_labels, short_place
@@ -28,7 +29,8 @@ def _grid(result: KeySelection, lost: int) -> Panel:
     places = result.places
     total = sum(place.keys for place in places)
     layers = list(dict.fromkeys(place.layer for place in places))
-    heads = sorted({place.head for place in places if place.head is not None}) or [None]
+    known: list[int | None] = sorted({place.head for place in places if place.head is not None})  # type: ignore[assignment]
+    heads = known or [None]
     counts = {(place.layer, place.head): place.never_selected for place in places}
     title = (
         f"No key is lost, of {total:,}"
@@ -39,7 +41,8 @@ def _grid(result: KeySelection, lost: int) -> Panel:
     if lost:
         worst = max(places, key=lambda place: place.never_selected)
         where = short_place(worst.layer) + ("" if worst.head is None else f", head {worst.head}")
-        see = f"Each number counts tokens that a head can’t put first, whatever its query. Most of them: {worst.never_selected} in {where}."
+        see = "Each number counts tokens that a head can’t put first, whatever its query. "
+        see += f"Most of them: {worst.never_selected:,} in {where}."
     grid = Grid(
         tuple(tuple(counts.get((layer, head)) for layer in layers) for head in heads),
         tuple("" if head is None else str(head) for head in heads),
@@ -55,7 +58,14 @@ def _grid(result: KeySelection, lost: int) -> Panel:
 def _in_text(result: KeySelection, lost: list[tuple[Place, KeyAt]]) -> Panel:
     asked = "Asked here: all keys of a sequence against each other, by any query."
     more = "normscope keys MODEL --text FILE --rivals causal"
-    common = {"id": "lost", "section": "heads", "paper": "brody", "formula": HULL, "command": more, "wide": False}
+    common: dict[str, Any] = {
+        "id": "lost",
+        "section": "heads",
+        "paper": "brody",
+        "formula": HULL,
+        "command": more,
+        "wide": False,
+    }
     if not lost:
         see = "There are none. In many channels, keys of real text hardly ever surround one of them."
         return Panel(title="The lost keys, in the text", see=see, notes=(asked,), **common)
@@ -88,7 +98,7 @@ def _equal(heads: tuple[EqualAttention, ...]) -> Panel:
     possible = tuple(
         tuple(head.angle for head in heads if head.layer == layer and head.angle is not None) for layer in layers
     )
-    common = {"id": "equal", "section": "heads", "paper": "brody", "formula": EQUAL}
+    common: dict[str, Any] = {"id": "equal", "section": "heads", "paper": "brody", "formula": EQUAL}
     if not any(seen):
         reason = next((head.reason for head in heads if head.reason), "no angle could be measured")
         return Panel(

@@ -1,6 +1,7 @@
 """Panels of ranges: how far linear layers and the stream can go, and how far the text went."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from normscope.report.marks import DotsAndRange, Lane, Line, Panel, Row, Series
 from normscope.report.places import short_place
@@ -24,9 +25,11 @@ def panels(result: LayerRanges) -> Iterator[Panel]:
 def _layers(result: LayerRanges) -> Panel:
     bounded = [row for row in result.layers if row.bound is not None]
     used = [row for row in bounded if row.used is not None]
-    common = {"id": "ranges", "section": "ranges", "paper": "riechers", "formula": FORMULA}
+    common: dict[str, Any] = {"id": "ranges", "section": "ranges", "paper": "riechers", "formula": FORMULA}
     unbounded = len(result.layers) - len(bounded)
-    notes = [f"{result.limit.sentence[0].upper()}{result.limit.sentence[1:]}."]
+    notes = [f"{result.limit.sentence}."]
+    if result.limit.excluded == result.limit.tensors:
+        notes = [f"None of {count(result.limit.tensors, 'tensor')} can leave {result.limit.type}, whatever the input."]
     if unbounded:
         notes.append(f"{count(unbounded, 'linear layer')} {'has' if unbounded == 1 else 'have'} no bound.")
     if not bounded:
@@ -44,7 +47,10 @@ def _layers(result: LayerRanges) -> Panel:
             headings=("limit", "used"),
         )
         title = f"The text used at most {percent(rows[0].used or 0.0)} of what a layer allows"
-        see = f"Each row in units of its own limit: the bracket is what no input can exceed, the bar what the text used. {largest}"
+        see = (
+            "Each row in units of its own limit: the bracket is what no input can exceed, the bar what the text used. "
+        )
+        see += largest
         return Panel(title=title, see=see, marks=(mark,), notes=tuple(notes), **common)
     rows = sorted(bounded, key=lambda row: -abs(row.bound or 0.0))
     low = min(abs(row.bound or 0.0) for row in rows) or 1e-3

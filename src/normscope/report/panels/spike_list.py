@@ -24,17 +24,18 @@ def panels(result: SpikeList) -> Iterator[Panel]:
     if top is not None and abs(top.observed or 0.0) > 0:
         title += f"; the text drew {number(abs(top.observed or 0.0))} from it" if top is first else ""
     see = (
-        "Channels of the stream by how far one layer can push them beyond its other channels, from the weights alone. "
-        "The bracket is the bound; the ring is what the layer itself wrote for an input made for it"
+        "Channels of the stream by how far one layer can push them beyond its other channels, from the weights alone; "
+        "each row in units of its own bound. The bracket is the bound; "
+        "the ring is what the layer itself wrote for an input made for it"
         + ("; the bar is what the text drew from it." if seen else ".")
     )
-    most = max(abs(spike.bound) for spike in result.spikes)
     scale = DotsAndRange(
         tuple(_row(spike) for spike in result.spikes),
         0.0,
-        most,
-        "value written by the layer",
-        headings=("bound", "on the text"),
+        1.0,
+        "share of the bound",
+        percent=True,
+        headings=("bound", "on the text" if seen else ""),
     )
     notes = []
     if top is not None and top.token is not None:
@@ -58,9 +59,9 @@ def panels(result: SpikeList) -> Iterator[Panel]:
 def _row(spike: Spike) -> Row:
     return Row(
         f"{short_place(spike.module)} · channel {spike.channel}",
-        limit=abs(spike.bound),
-        seen=None if spike.observed is None else abs(spike.observed),
-        at=None if spike.reached is None else abs(spike.reached),
+        limit=1.0,
+        seen=spike.used,
+        at=None if spike.reached is None or not spike.bound else abs(spike.reached / spike.bound),
         text=f"±{number(abs(spike.bound))}",
         more="" if spike.observed is None else number(abs(spike.observed)),
         tight=spike.grade in TIGHT,

@@ -37,8 +37,8 @@ def panels(result: TokenVerdicts) -> Iterator[Panel]:
         (Tokens(items),) if items else (),
         tuple(notes),
         "brody",
-        "Token t wins for some h iff its row of the output matrix is not a weighted mean of the others; h runs over all "
-        "vectors, then over the ellipsoid of the last norm.",
+        "Token t wins for some h iff its row of the output matrix is not a weighted mean of the others; h runs over "
+        "all vectors, then over the ellipsoid of the last norm.",
         command="normscope vocab MODEL -o verdicts.safetensors" if counts.open else "",
     )
 
