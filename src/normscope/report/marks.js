@@ -99,6 +99,18 @@ function numbers(host, label, make) {
   });
 }
 
+// Places for labels that keep apart: the height nearest to the wanted one where no label is yet.
+function apart() {
+  const taken = [];
+  return (x, y, width, end) => {
+    const from = end ? x - width : x, to = from + width;
+    const free = (at) => taken.every(([a, b, c]) => Math.abs(c - at) >= 14 || from > b + 4 || to < a - 4);
+    const tries = [0, 14, -14, 28, -28, 42].map((each) => y + each), at = tries.find((each) => each > 10 && free(each)) || y;
+    taken.push([from, to, at]);
+    return at;
+  };
+}
+
 function several(value) {
   return value === null || value === undefined ? [] : Array.isArray(value) ? value : [value];
 }
@@ -128,12 +140,13 @@ function lane(mark, host, width, { xOf = null, left = null, small = false, sites
     svg(drawing, "line", { class: "hair", x1: gutter, x2: width, y1: y(each), y2: y(each) });
     svg(drawing, "text", { x: gutter - 6, y: y(each) + 4, "text-anchor": "end" }, digits(each) + mark.unit);
   }
+  const spot = apart();
   for (const line of mark.lines) {
     svg(drawing, "line", { class: `r-${line.role} stroke dash`, x1: gutter, x2: width, y1: y(line.at), y2: y(line.at) });
-    const right = line.at < (mark.log ? Math.sqrt(low * high) : (low + high) / 2) || !xOf;
-    svg(drawing, "text", { class: "halo", x: right ? width - 2 : gutter + 4, y: y(line.at) - 4, "text-anchor": right ? "end" : "start" }, line.label);
+    spot(gutter + 4, y(line.at) - 4, widthOf(line.label), false);
   }
   const dense = inner / inView.length < 6, spots = small ? 0 : dense ? 1.3 : 2.6;
+  const labels = [];
   for (const [order, each] of series.entries()) {
     const group = svg(drawing, "g", { class: `r-${each.role}` });
     if (each.shape === "line") {
@@ -157,13 +170,19 @@ function lane(mark, host, width, { xOf = null, left = null, small = false, sites
     if (each.shape === "line" && last !== undefined && series.length > 1) {
       const at = inView[Math.floor(inView.length * (order ? 0.72 : 0.6))];
       const here = several(each.values[at]).length ? at : last;
-      svg(drawing, "text", { class: `halo ${order ? "" : "ink"}`, x: Math.min(x(here), width - 60), y: y(each.values[here]) + (order ? -6 : 15) }, each.label);
+      const above = series.some((other) => other !== each && several(other.values[here]).length && other.shape === "line" && other.values[here] < each.values[here]);
+      const from = Math.min(x(here), width - 60), down = Math.max(12, y(each.values[here]) + (above !== mark.upside_down ? -7 : 16));
+      labels.push([from, down, each.label, order ? "" : "ink"]);
     }
   }
   for (const [at, label] of mark.named) {
     if (!place.has(at)) continue;
     const value = series[0].values[at], right = x(at) > width - 150;
-    svg(drawing, "text", { class: "halo ink", x: x(at) + (right ? -7 : 7), y: Math.max(12, y(value) + 4), "text-anchor": right ? "end" : "start" }, label);
+    labels.push([x(at) + (right ? -7 : 7), Math.max(12, y(value) + 4), label, "ink", right]);
+  }
+  for (const line of mark.lines) svg(drawing, "text", { class: "halo", x: gutter + 4, y: y(line.at) - 4 }, line.label);
+  for (const [at, down, label, look, end] of labels) {
+    svg(drawing, "text", { class: `halo ${look}`, x: at, y: spot(at, down, widthOf(label), end), "text-anchor": end ? "end" : "start" }, label);
   }
   if (small) {
     svg(drawing, "text", { x: 4, y: height - 4 }, "first norm");
@@ -189,7 +208,10 @@ function strip(mark, host, width) {
   const sentence = dots ? `${mark.label}: ${dots.length} dots from ${share(Math.min(...dots))} to ${share(Math.max(...dots))}.` : `${mark.label}: ${digits(mark.dot)}, from ${digits(mark.bar[0])} to ${digits(mark.bar[1])}; ${mark.ticks.length} norms in all.`;
   const drawing = canvas(host, width, height, sentence);
   svg(drawing, "line", { class: "r-limit stroke", x1: edge, x2: width - edge, y1: base, y2: base });
-  for (const each of ticksOf(mark.low, mark.high, true, Math.max(2, Math.floor(width / 150)))) {
+  const ends = (mark.first ? [mark.low] : []).concat(mark.last ? [mark.high] : []);
+  const near = (each) => ends.some((end) => end !== each && Math.abs(x(end) - x(each)) < 60);
+  const ticks = ticksOf(mark.low, mark.high, true, Math.max(2, Math.floor(width / 120))).filter((each) => !near(each));
+  for (const each of new Set([...ends, ...ticks])) {
     const text = each <= mark.low * 1.01 && mark.first ? mark.first : each >= mark.high * 0.99 && mark.last ? mark.last : mark.percent ? share(each) : digits(each);
     svg(drawing, "line", { class: "hair", x1: x(each), x2: x(each), y1: 4, y2: base });
     svg(drawing, "text", { x: x(each), y: base + 15, "text-anchor": "middle" }, text);
@@ -216,12 +238,12 @@ function ranges(mark, host, width) {
   function draw() {
     box.replaceChildren();
     const rows = state.all ? mark.rows : mark.rows.slice(0, mark.first);
-    const label = (row) => seen(row.label, width < 560 ? 24 : 44);
-    const gutter = Math.min(width * 0.42, Math.max(...rows.map((row) => widthOf(label(row)))) + 16);
+    const label = (row) => seen(row.label, width < 560 ? 40 : 48);
+    const longest = Math.max(...rows.map((row) => widthOf(label(row)))) + 16, above = longest > 0.36 * width, gutter = above ? 4 : longest;
     const texts = [0, 1].map((at) => Math.max(widthOf(mark.headings[at]), ...rows.map((row) => widthOf(at ? row.more : row.text))));
     const right = texts[0] + 20 + (texts[1] ? texts[1] + 14 : 0), from = gutter, to = width - right - 4;
     const x = scale(mark.low, mark.high, from, to, mark.log);
-    const top = mark.lines.length || mark.headings[0] ? 24 : 8, step = 22, height = top + step * rows.length + 40;
+    const top = mark.lines.length || mark.headings[0] ? 24 : 8, step = above ? 36 : 22, height = top + step * rows.length + 40;
     const sentence = `${rows.length} rows: ` + rows.slice(0, 3).map((row) => `${row.label} ${row.text} ${row.more}`).join("; ");
     const drawing = canvas(box, width, height, sentence);
     for (const [at, heading] of mark.headings.entries()) if (heading) svg(drawing, "text", { x: at ? width - 2 : to + 16 + texts[0], y: 14, "text-anchor": "end" }, heading);
@@ -237,8 +259,8 @@ function ranges(mark, host, width) {
       svg(drawing, "text", { class: "halo", x: x(line.at), y: 14, "text-anchor": anchor }, line.label);
     }
     rows.forEach((row, at) => {
-      const y = top + step * (at + 0.5), role = row.tight ? "limit" : "example";
-      svg(drawing, "text", { class: "ink", x: gutter - 10, y: y + 4, "text-anchor": "end" }, label(row));
+      const y = top + step * at + (above ? 26 : step / 2), role = row.tight ? "limit" : "example";
+      svg(drawing, "text", { class: above ? "ink halo" : "ink", x: above ? 0 : gutter - 10, y: above ? y - 10 : y + 4, "text-anchor": above ? "start" : "end" }, label(row));
       if (row.limit !== null) {
         svg(drawing, "path", { class: `r-${role} stroke ${row.tight ? "" : "dash"}`, "stroke-width": 1.4, d: `M${from} ${y} H${x(row.limit)} m0 -6 v12` });
       } else svg(drawing, "line", { class: "hair", x1: from, x2: to, y1: y, y2: y });

@@ -130,7 +130,7 @@ def _axis_name(sample: LandedSample | None, rank: int, dimension: int) -> str:
     if sample is None or sample.axis_channels is None or sample.axis_weights is None:
         return {0: "longest axis", 1: "second longest", dimension - 1: "shortest axis"}.get(rank, f"axis {rank}")
     channel = f"channel {sample.axis_channels[rank]}"
-    return channel if sample.axis_weights[rank] > 0.9 else f"axis {rank}, near {channel}"
+    return channel if sample.axis_weights[rank] > 0.9 else f"axis {rank} (near {channel})"
 
 
 def _plane(norm: NormGeometry, axes: Axes, sample: LandedSample | None) -> Plane | None:

@@ -88,7 +88,7 @@ function drawMap() {
   const held = mapButtons.size && [...mapButtons.values()].includes(document.activeElement);
   host.replaceChildren();
   mapButtons = new Map();
-  const width = Math.floor(host.getBoundingClientRect().width), left = width < 620 ? 62 : 128;
+  const width = Math.floor(host.getBoundingClientRect().width), left = width < 620 ? 66 : 128;
   const some = new Set();
   for (const stack of data.stacks) {
     const room = width - left;
@@ -108,7 +108,7 @@ function drawBand(host, stack, columns, cell, left, width, some) {
   const rows = Math.max(1, stack.rows.length);
   const box = html(host, "div", { class: "map", role: "group", "aria-label": `Norms${stack.title ? " of " + seen(stack.title, 60) : ""}`, style: `grid-template-columns:${left - 2}px repeat(${columns.length}, ${cell - 2}px)` });
   const at = new Map();
-  stack.rows.forEach((label, row) => html(box, "span", { style: `grid-area:${row + 1}/1` , title: seen(label, 80) }, seen(label, 24)));
+  stack.rows.forEach((label, row) => html(box, "span", { style: `grid-area:${row + 1}/1` , title: seen(label, 80) }, seen(left < 100 ? label.replace(/^before (the )?/, "") : label, 24)));
   columns.forEach((column, place) => {
     for (const [row, norm] of column.cells) {
       const severity = severityAt[norm];

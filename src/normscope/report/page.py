@@ -26,7 +26,7 @@ from normscope.rules.prose import count, number, quoted_token
 
 SCRIPTS = ("marks.js", "pictures.js", "page.js")
 LONGEST = 2000  # characters of a name, a token or a sentence in the page
-LARGEST = 12_000_000  # bytes; series of a larger page are thinned
+MOST_PAINTED = 0.75  # of the norms, by one finding
 LANES = {
     "massive-activation": "largest",
     "outlier-channel": "axes",
@@ -243,8 +243,8 @@ def _data(
                 "name": finding.name,
                 "severity": finding.severity,
                 "title": visible(finding.title),
-                "sites": _numbers(finding.sites, number_of, norms),
-                "norms": _numbers(finding.norms, number_of, norms),
+                "sites": _sites(finding, number_of, norms),
+                "norms": _numbers((*finding.norms, *finding.sites), number_of, norms),
                 "lane": LANES.get(finding.name),
             }
             for finding in findings
@@ -254,6 +254,12 @@ def _data(
             for norm in norms
         ],
     }
+
+
+def _sites(finding: Finding, number_of: Mapping[str, int], norms: Sequence[NormGeometry]) -> list[int]:
+    """Where a finding happens; nowhere in particular if that is nearly everywhere, as it would paint the whole map."""
+    found = _numbers(finding.sites, number_of, norms)
+    return [] if len(norms) > 3 and len(found) > MOST_PAINTED * len(norms) else found
 
 
 def _numbers(names: Sequence[str], number_of: Mapping[str, int], norms: Sequence[NormGeometry]) -> list[int]:

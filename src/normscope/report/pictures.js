@@ -34,8 +34,8 @@ function plane(mark, host, width) {
         spot.push([middle + rx * u, middle - ry * v]);
         svg(drawing, "circle", { class: "r-seen fill", cx: spot[point][0].toFixed(1), cy: spot[point][1].toFixed(1), r: 2.4, opacity: 0.6 });
       }
-      svg(drawing, "text", { class: "halo", x: middle + rx - 2, y: middle - 6, "text-anchor": "end" }, seen(`${pair.axes[0].label}, ${pair.axes[0].shown}`, 34));
-      svg(drawing, "text", { class: "halo", x: middle, y: middle - ry - 8, "text-anchor": "middle" }, seen(`${pair.axes[1].label}, ${pair.axes[1].shown}`, 40));
+      svg(drawing, "text", { x: middle, y: middle + ry + 16, "text-anchor": "middle" }, seen(`→ ${pair.axes[0].label}, ${pair.axes[0].shown}`, 44));
+      svg(drawing, "text", { x: middle, y: middle - ry - 8, "text-anchor": "middle" }, seen(`↑ ${pair.axes[1].label}, ${pair.axes[1].shown}`, 44));
       if (kind === "true") svg(drawing, "text", { class: "halo", x: middle + 6, y: middle + 15 }, "center");
       if (kind === "shadow") for (const [point, label] of pair.labels) {
         const [x, y] = spot[point], end = x > middle;
@@ -84,12 +84,10 @@ function shares(mark, host, width) {
   });
   svg(drawing, "line", { class: "r-limit stroke dash", x1: gutter, x2: width, y1: z(mark.even), y2: z(mark.even) });
   svg(drawing, "text", { class: "halo", x: gutter + 4, y: z(mark.even) - 5 }, `even spending, ${share(mark.even)}`);
-  const taken = [];
+  const spot = apart();
   mark.named.forEach((at, place) => {
-    const here = z(Math.max(most[at], bottom)), end = x(at) > width * 0.6, size = widthOf(mark.labels[place], "600 12px system-ui") + 16;
-    let down = here + 4;
-    while (taken.some(([a, b, c]) => Math.abs(c - down) < 14 && x(at) - size < b && x(at) + size > a)) down += 14;
-    taken.push([x(at) - (end ? size : 0), x(at) + (end ? 0 : size), down]);
+    const here = z(Math.max(most[at], bottom)), end = x(at) > width * 0.55, size = widthOf(mark.labels[place], "600 12px system-ui") + 16;
+    const down = spot(x(at) + (end ? -9 : 9), here + 4, size, end);
     svg(drawing, "circle", { class: "r-seen ring", cx: x(at), cy: here, r: 4 });
     svg(drawing, "text", { class: "halo strong", x: x(at) + (end ? -9 : 9), y: down, "text-anchor": end ? "end" : "start" }, seen(mark.labels[place], 60));
   });

@@ -19,6 +19,7 @@ WORDS = (
     ("later", "folds after look-up, with --rms"),
     ("nothing", "nothing to fold"),
 )
+VERBS = {"kept": "stays", "after look-up": "goes only with --rms"}
 
 
 def panels(result: Folding) -> Iterator[Panel]:
@@ -33,8 +34,8 @@ def panels(result: Folding) -> Iterator[Panel]:
         title += f", and {count(means, 'mean')}"
     certificate = result.certificate
     notes = [
-        f"{part[0].upper()}{part[1:]} of {listed([name(each) for each in norms])} stays: {reason}."
-        for part, norms, reason in _kept(result)
+        f"{part} of {listed([name(each) for each in norms])} {VERBS[what]}: {reason}."
+        for (part, what, reason), norms in _kept(result).items()
     ]
     if certificate.rewrite_difference is not None:
         notes.append(
@@ -62,8 +63,14 @@ def panels(result: Folding) -> Iterator[Panel]:
     )
 
 
-def _kept(result: Folding) -> list[tuple[str, tuple[str, ...], str]]:
-    return [(each.part, each.norms, each.reason) for each in result.reasons]
+def _kept(result: Folding) -> dict[tuple[str, str, str], list[str]]:
+    """The norms that keep a part, by part, verdict and reason."""
+    kept: dict[tuple[str, str, str], list[str]] = {}
+    for each in result.norms:
+        for part, decision in (("The mean", each.centring), ("Gain and bias", each.affine)):
+            if decision.what in VERBS:
+                kept.setdefault((part, decision.what, decision.reason), []).append(each.norm)
+    return kept
 
 
 def _cell(norm: str, decision: Decision) -> Cell:

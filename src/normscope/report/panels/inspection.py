@@ -6,7 +6,7 @@ from normscope.report.marks import DataTable, Lane, Line, Panel, Series
 from normscope.report.norm_panels import norm_panels
 from normscope.results.describe import tables_of
 from normscope.results.inspection import Inspection, NormGeometry
-from normscope.rules.prose import count, number
+from normscope.rules.prose import count
 
 FLOAT16 = 65504.0
 BRIEF = ("norm", "kind", "longest axis", "shortest axis", "axes used", "largest input", "step for 10°")
@@ -29,7 +29,7 @@ def _largest(result: Inspection, names: tuple[str, ...]) -> Lane | None:
     found = [norm.landing.largest for norm in result.norms if norm.landing and norm.landing.largest]
     if not found:
         return None
-    near = max(map(float, found)) > FLOAT16 / 1000
+    near = max(map(float, found)) > FLOAT16 / 100
     return Lane(
         "Largest value in the stream, before each norm",
         (
@@ -92,12 +92,3 @@ def _key(value: object, numeric: bool, cell: str) -> float | str | None:
     if value is None or value == ():
         return None
     return float(value) if numeric else cell  # type: ignore[arg-type]
-
-
-def largest_sentence(result: Inspection) -> str | None:
-    """The largest value of the stream on the text, and where."""
-    found = [(norm.landing.largest, norm) for norm in result.norms if norm.landing and norm.landing.largest]
-    if not found:
-        return None
-    largest, norm = max(found, key=lambda each: float(each[0]))
-    return f"The largest value before a norm is {number(float(largest))}, in channel {largest.channel} at {norm.name}."

@@ -17,9 +17,14 @@ FORMULA = (
 def panels(result: LayerRanges) -> Iterator[Panel]:
     """Linear layers, then the stream."""
     yield _layers(result)
-    stream = [row for row in result.tensors if row.what == "stream"]
-    if stream:
-        yield _stream(result, stream)
+    for what in ("norm input", "stream"):  # the stream as norms read it, or after the layers that write to it
+        stream = [row for row in result.tensors if row.what == what]
+        if len(stream) > 1:
+            yield _stream(result, stream)
+            break
+    others = [row for row in result.tensors if row.what not in ("norm input", "stream") and row.bound is not None]
+    if any(row.used is not None for row in others):
+        yield _others(others)
 
 
 def _layers(result: LayerRanges) -> Panel:
@@ -56,7 +61,7 @@ def _layers(result: LayerRanges) -> Panel:
     low = min(abs(row.bound or 0.0) for row in rows) or 1e-3
     end = result.limit.largest
     top = abs(rows[0].bound or 0.0)
-    near = end < 1000 * top
+    near = end < 100 * top
     mark = DotsAndRange(
         tuple(_row(row, share=False) for row in rows),
         low / 2,
@@ -73,10 +78,29 @@ def _layers(result: LayerRanges) -> Panel:
     )
 
 
+def _others(rows: list[TensorRange]) -> Panel:
+    """Queries, keys, values, scores and the like."""
+    used = sorted((row for row in rows if row.used is not None), key=lambda row: -(row.used or 0.0))
+    kinds = list(dict.fromkeys(row.what for row in used))
+    worst = {kind: max(abs(row.bound or 0.0) for row in used if row.what == kind) for kind in kinds}
+    limits = ", ".join(f"{kind} ±{number(worst[kind])}" for kind in kinds)
+    mark = DotsAndRange(
+        tuple(_row(row, share=True) for row in used),
+        0.0,
+        1.0,
+        "share of the limit",
+        percent=True,
+        headings=("limit", "used"),
+    )
+    title = f"Inside attention and MLPs, the text used at most {percent(used[0].used or 0.0)} of a limit"
+    see = f"The same for what is not the output of a linear layer. The largest limits: {limits}."
+    return Panel("tensors", "ranges", title, see, (mark,), paper="riechers", formula=FORMULA)
+
+
 def _row(row: TensorRange, *, share: bool) -> Row:
     size = abs(row.bound or 0.0)
     return Row(
-        short_place(row.layer),
+        short_place(row.layer) + ("" if row.what == "output" else f" · {row.what}"),
         limit=1.0 if share else size,
         seen=row.used if share else None,
         text=f"±{number(size)}",
@@ -102,12 +126,12 @@ def _stream(result: LayerRanges, rows: list[TensorRange]) -> Panel:
     )
     if not tight:
         see += " The bound adds up worst cases of all layers: it holds for every input, but it is far from tight."
-    near = any(value * 1000 > result.limit.largest for value in (*known, highest or 0.0))
+    near = any(value * 100 > result.limit.largest for value in (*known, highest or 0.0))
     lane = Lane(
         "Largest value of the stream",
         tuple(series),
         tuple(short_place(row.layer) for row in rows),
-        by="layer",
+        by="place",
         lines=(Line(result.limit.largest, f"end of {result.limit.type}"),) if near else (),
     )
     return Panel(
