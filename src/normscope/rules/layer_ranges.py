@@ -2,15 +2,10 @@
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from normscope.results.layer_ranges import LayerRanges, TensorRange
 from normscope.results.rows import path_text, several
 from normscope.rules.prose import count, listed, name, number, part, verb
 from normscope.rules.rule import Outcome, Skipped, found, rule, titles
-
-# An input that is never above this gives an output that is never above 10⁻⁶ in size, and exactly 0 for a ReLU.
-NEVER_ACTIVE = {"relu": 0.0, "gelu": -5.3, "silu": -17.0}
 
 
 @rule("NS101", "float16-overflow")
@@ -135,30 +130,23 @@ def unbounded_tensor(result: LayerRanges) -> Outcome:
     ]
 
 
-def dead_neurons_of(row: TensorRange) -> list[int]:
-    """The neurons of a layer that never act, whatever the input."""
-    if row.activation not in NEVER_ACTIVE or row.highs is None:
-        return []
-    return [int(at) for at in np.flatnonzero(row.highs <= NEVER_ACTIVE[row.activation])]
-
-
 @rule("NS202", "dead-neurons")
 def dead_neurons(result: LayerRanges) -> Outcome:
     """Neurons of a layer never act, whatever the input.
 
     The largest input of a neuron follows from the norm before it and from its weights. If that is not above 0, a ReLU
     always gives 0. For GELU and SiLU, which are never exactly 0, a neuron counts as dead if its output is never larger
-    than 10⁻⁶ in size: its input is never above −5.3 (GELU) or −17 (SiLU).
+    than 10⁻⁶ in size: its input is never above −5.3 (GELU) or −17 (SiLU). Of a gated layer, the gate is what counts.
 
-    What to do: remove these neurons, with their rows and columns; the function stays the same.
+    What to do: remove these neurons, with their rows and columns; behind a ReLU the function stays the same.
     """
-    acting = [row for row in result.layers if row.activation in NEVER_ACTIVE and row.highs is not None]
+    acting = [row for row in result.layers if row.neurons is not None]
     if not acting:
-        return Skipped("no layer with a bound is read by ReLU, GELU or SiLU alone")
-    dead = {row.layer: channels for row in acting if (channels := dead_neurons_of(row))}
-    neurons = sum(row.channels for row in acting)
+        return Skipped("no layer reads neurons with ReLU, GELU or SiLU behind a norm")
+    neurons = sum(row.neurons.count for row in acting if row.neurons is not None)
+    dead = {row.layer: row.neurons.dead for row in acting if row.neurons is not None and row.neurons.dead}
     if not dead:
-        return f"Each of {neurons:,} neurons behind ReLU, GELU or SiLU acts for some input, as far as bounds tell."
+        return f"None of {neurons:,} neurons is dead: each acts for some input of the norm before it."
     total = sum(map(len, dead.values()))
     worst = max(dead, key=lambda layer: len(dead[layer]))
     return [
@@ -166,13 +154,13 @@ def dead_neurons(result: LayerRanges) -> Outcome:
             "note",
             "proved for all inputs",
             "ranges",
-            title=f"{count(total, 'neuron')} never {'acts' if total == 1 else 'act'}: {len(dead[worst]):,} in "
-            f"{name(worst)} ({listed(dead[worst])}).",
-            evidence=f"Their inputs stay below the point where the activation begins, for every input; "
-            f"{neurons:,} neurons were looked at, {part(list(dead), acting, 'layer')} "
-            f"{verb(list(dead), 'has', 'have')} dead ones.",
-            why="They cost memory and time, and never change an output.",
-            do="Remove their rows and columns: the function stays the same.",
+            title=f"{count(total, 'neuron')} never {'acts' if total == 1 else 'act'}: {len(dead[worst]):,} of those "
+            f"that {name(worst)} reads ({listed(dead[worst])}).",
+            evidence=f"Their inputs stay below the point where the activation begins, whatever the input; {neurons:,} "
+            f"neurons were looked at, {part(list(dead), acting, 'layer')} "
+            f"{verb(list(dead), 'reads', 'read')} dead ones.",
+            why="They cost memory and time, and do not change an output.",
+            do="Remove their rows and columns.",
             sites=tuple(dead),
             norms=_norms([row for row in acting if row.layer in dead]),
             figure=(total, None),

@@ -41,7 +41,6 @@ from normscope.tensors.values import Value
 from normscope.tensors.walk import Walk
 
 WIDEST_RUN = 4096  # channels of a norm behind which attention is run
-ACTIVATIONS = {"relu", "gelu", "silu"}
 MATRICES = {"conv1d", "conv2d", "conv3d", "conv_transpose2d"}
 
 
@@ -258,7 +257,7 @@ class RangeSearch(LayerWatch):
     def _layer(self, node: Node, value: Value) -> TensorRange:
         reader = self.layers[node]
         row = self._tensor(Role(reader.label, "output"), value)
-        row = replace(row, weight=reader.weight_name, activation=_activation(node))
+        row = replace(row, weight=reader.weight_name, neurons=self.neurons.get(self._products[node]))
         written = self._written.get(self._products[node], {})
         if row.bound is None or row.channel is None or not written:
             return row
@@ -333,17 +332,6 @@ class RangeSearch(LayerWatch):
         while source is not None and source is not node:
             source = handed_on(source)
         return path if source is node else None
-
-
-def _activation(node: Node) -> str | None:
-    """The activation that reads a value, possibly moved, if nothing else does."""
-    while len(users := [user for user in node.users if user.meta.get("val") is not None]) == 1:
-        node = users[0]
-        if kind_of(node) in ACTIVATIONS:
-            return kind_of(node)
-        if handed_on(node) is None:
-            return None
-    return None
 
 
 def _refused_calls(graph: ModelGraph, norms: Mapping[str, FoundNorm]) -> dict[Node, str]:
