@@ -21,8 +21,10 @@ from normscope.cli.options import (
     model_of,
     printable,
     progress,
+    require_writable,
     run_on,
     tell_written,
+    write,
 )
 from normscope.errors import InputError
 
@@ -32,6 +34,7 @@ __all__ = [
     "inspect",
     "keys",
     "memorize",
+    "playground",
     "ranges",
     "report",
     "separability",
@@ -400,3 +403,16 @@ def verify(
     from normscope.verify_file import verify as check
 
     return check(file, against=samples, label=label, progress=progress)
+
+
+def playground(
+    out: Annotated[Path, typer.Option("-o", "--out", help="Write the page here (.html).")] = Path("playground.html"),
+    force: ForceFlag = False,
+) -> None:
+    """Write a page that shows norms in three dimensions, step by step: one HTML file that needs no network."""
+    from normscope.files import PAGES
+    from normscope.report.playground import playground_html
+
+    require_writable(out, PAGES, force)
+    write({out: playground_html().encode()})
+    tell_written([out])

@@ -195,6 +195,10 @@ if (byId("choice")) {
   byId("after").addEventListener("click", () => choose(chosen + 1));
 }
 for (const heading of document.querySelectorAll(".cut")) heading.addEventListener("click", () => heading.classList.toggle("open"));
+byId("playground").addEventListener("toggle", () => {
+  const root = document.querySelector("#playground .ns-playground");
+  if (byId("playground").open && !root.dataset.alive) { root.dataset.alive = "yes"; normscopePlayground.init(root); }
+});
 let waiting = 0;
 addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => { if (document.documentElement.clientWidth !== lastWidth) drawAll(); }, 150); });
 addEventListener("hashchange", fromAddress);

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from normscope.report.marks import PAPERS, DataTable, Panel, plain
 from normscope.report.places import short_place, stacks_of
+from normscope.report.playground import playground_parts
 from normscope.results.describe import tables_of
 from normscope.results.finding_list import MARKS, SEVERITIES, Finding, FindingList
 from normscope.results.inspection import Inspection, NormGeometry
@@ -127,6 +128,7 @@ def render(
         data=script_json(data),
         style=_part("page.css"),
         script="\n".join(map(_part, SCRIPTS)),
+        playground=playground_parts(),
     )
     return page.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate in a name can't be encoded
 
