@@ -308,7 +308,7 @@ function text(mark, host) {
     const list = html(box, "ul", { class: inText ? "framed" : "chips" });
     for (const item of all ? mark.items : mark.items.slice(0, mark.first)) {
       if (inText) {
-        html(list, "li", {}, html(null, "bdi", {}, seen(item.before, 200)), html(null, "mark", {}, seen(item.token, 80) || "(empty)"), html(null, "bdi", {}, seen(item.after, 120)), html(null, "small", {}, seen(item.note, 200)));
+        html(list, "li", {}, html(null, "bdi", {}, item.before ? "…" + seen(item.before, 200).trimStart() : ""), html(null, "mark", {}, seen(item.token, 80) || "(empty)"), html(null, "bdi", {}, seen(item.after, 120)), html(null, "small", {}, seen(item.note, 200)));
       } else html(list, "li", { class: "chip", title: item.note }, seen(item.token, 80) || "(empty)", html(null, "span", { class: "hidden" }, item.note ? `: ${seen(item.note, 80)}` : ""));
     }
     if (mark.items.length > mark.first) html(box, "button", { type: "button", class: "more", "aria-pressed": String(all), on: { click: () => { all = !all; draw(); box.querySelector("button.more").focus(); } } }, all ? `Show ${mark.first}` : `Show all ${mark.items.length}`);
