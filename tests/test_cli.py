@@ -126,7 +126,7 @@ def test_tables_are_at_most_100_columns_wide_and_name_every_norm():
     assert "closeness" in done.stdout
     everything = run("inspect", "--text", "sample", "--all").stdout
     assert all(len(line) <= 100 for line in everything.splitlines())
-    assert re.search(r"H in g groups +affine +read by", everything)
+    assert re.search(r"H in g groups +affine +input +input", everything)
     rows = list(csv.DictReader(run("inspect", "--text", "sample", "--csv").stdout.splitlines()))
     assert [row["norm"] for row in rows][::8] == ["transformer.h.0.ln_1", "transformer.ln_f"]
     assert float(rows[0]["closeness to surface"]) > 0.99

@@ -99,13 +99,14 @@ function numbers(host, label, make) {
   });
 }
 
-// Places for labels that keep apart: the height nearest to the wanted one where no label is yet.
-function apart() {
+// Places for labels that keep apart: the height nearest to the wanted one where no label is yet, null if there is none.
+function apart(most = 1e9) {
   const taken = [];
   return (x, y, width, end) => {
     const from = end ? x - width : x, to = from + width;
     const free = (at) => taken.every(([a, b, c]) => Math.abs(c - at) >= 14 || from > b + 4 || to < a - 4);
-    const tries = [0, 14, -14, 28, -28, 42].map((each) => y + each), at = tries.find((each) => each > 10 && free(each)) || y;
+    const tries = [0, 7, -7, 14, -14].map((each) => y + each), at = tries.find((each) => each > 10 && each < most && free(each));
+    if (at === undefined) return null;
     taken.push([from, to, at]);
     return at;
   };
@@ -140,12 +141,12 @@ function lane(mark, host, width, { xOf = null, left = null, small = false, sites
     svg(drawing, "line", { class: "hair", x1: gutter, x2: width, y1: y(each), y2: y(each) });
     svg(drawing, "text", { x: gutter - 6, y: y(each) + 4, "text-anchor": "end" }, digits(each) + mark.unit);
   }
-  const spot = apart();
+  const spot = apart(height - foot + 4);
   for (const line of mark.lines) {
     svg(drawing, "line", { class: `r-${line.role} stroke dash`, x1: gutter, x2: width, y1: y(line.at), y2: y(line.at) });
     spot(gutter + 4, y(line.at) - 4, widthOf(line.label), false);
   }
-  const dense = inner / inView.length < 6, spots = small ? 0 : dense ? 1.3 : 2.6;
+  const dense = inner / inView.length < 6, spots = dense ? 1.3 : 2.6;
   const labels = [];
   for (const [order, each] of series.entries()) {
     const group = svg(drawing, "g", { class: `r-${each.role}` });
@@ -160,7 +161,7 @@ function lane(mark, host, width, { xOf = null, left = null, small = false, sites
         svg(group, "line", { class: "stroke", "stroke-width": 1.4, x1: x(at) - 3, x2: x(at) + 3, y1: y(values[1]), y2: y(values[1]) });
       } else if (each.shape === "rings") {
         for (const value of values) svg(group, "circle", { class: "ring", cx: x(at), cy: y(value), r: 3.4 });
-      } else if (each.role !== "soft" && (spots || sites.includes(at))) {
+      } else if (each.role !== "soft" && (!small || each.shape === "dots" || sites.includes(at))) {
         for (const value of values) {
           if (value !== null) svg(group, "circle", { class: mark.log && value <= 0 ? "ring" : "fill", cx: x(at).toFixed(1), cy: y(value).toFixed(1), r: sites.includes(at) ? 4 : spots, opacity: values.length > 1 ? 0.7 : null });
         }
@@ -171,7 +172,7 @@ function lane(mark, host, width, { xOf = null, left = null, small = false, sites
       const at = inView[Math.floor(inView.length * (order ? 0.72 : 0.6))];
       const here = several(each.values[at]).length ? at : last;
       const above = series.some((other) => other !== each && several(other.values[here]).length && other.shape === "line" && other.values[here] < each.values[here]);
-      const from = Math.min(x(here), width - 60), down = Math.max(12, y(each.values[here]) + (above !== mark.upside_down ? -7 : 16));
+      const from = Math.min(x(here), width - 60), down = Math.max(12, y(each.values[here]) + (above !== mark.upside_down && !mark.lines.length ? -7 : 16));
       labels.push([from, down, each.label, order ? "" : "ink"]);
     }
   }
@@ -182,7 +183,8 @@ function lane(mark, host, width, { xOf = null, left = null, small = false, sites
   }
   for (const line of mark.lines) svg(drawing, "text", { class: "halo", x: gutter + 4, y: y(line.at) - 4 }, line.label);
   for (const [at, down, label, look, end] of labels) {
-    svg(drawing, "text", { class: `halo ${look}`, x: at, y: spot(at, down, widthOf(label), end), "text-anchor": end ? "end" : "start" }, label);
+    const free = spot(at, down, widthOf(label), end);
+    if (free !== null) svg(drawing, "text", { class: `halo ${look}`, x: at, y: free, "text-anchor": end ? "end" : "start" }, label);
   }
   if (small) {
     svg(drawing, "text", { x: 4, y: height - 4 }, "first norm");
@@ -318,7 +320,7 @@ function text(mark, host) {
 
 function verdicts(mark, host, width) {
   const gutter = 110, count = Math.max(...mark.rows.map((row) => row[1].length));
-  const each = Math.max(4, Math.min(24, (width - gutter) / count - 3)), across = Math.max(1, Math.floor((width - gutter) / (each + 3)));
+  const each = Math.max(4, Math.min(24, (width - gutter) / count - 3)), across = each > 4 ? count : Math.max(1, Math.floor((width - gutter) / (each + 3)));
   for (const [label, cells] of mark.rows) {
     const said = mark.words.map(([state, word]) => [cells.filter((cell) => cell.state === state).length, word]).filter(([many]) => many).map(([many, word]) => `${many} ${word}`);
     const row = html(host, "div", { class: "verdicts", role: "img", "aria-label": `${label}: ${said.join(", ")}`, style: `grid-template-columns:${gutter - 6}px repeat(${Math.min(across, count)}, ${each}px);margin-bottom:3px` });

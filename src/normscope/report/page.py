@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from normscope.report.marks import PAPERS, DataTable, Panel, plain
-from normscope.report.places import short_place, stacks_of
+from normscope.report.places import short_place, split, stacks_of
 from normscope.report.playground import playground_parts
 from normscope.results.describe import tables_of
 from normscope.results.finding_list import MARKS, SEVERITIES, Finding, FindingList
@@ -27,7 +27,7 @@ from normscope.rules.prose import count, number, quoted_token
 
 SCRIPTS = ("marks.js", "pictures.js", "page.js")
 LONGEST = 2000  # characters of a name, a token or a sentence in the page
-MOST_PAINTED = 0.75  # of the norms, by one finding
+MOST_PAINTED = 1 / 3  # of the norms, by one finding
 LANES = {
     "massive-activation": "largest",
     "outlier-channel": "axes",
@@ -117,7 +117,7 @@ def render(
             f"{finding.sure[0].upper()}{finding.sure[1:]}"
             + (": exact numbers, judged by a threshold" if finding.sure == "heuristic" else "")
         ),
-        links=[_link(finding, body) for finding in found],
+        links=[_link(finding, body, inspection.norms if inspection is not None else ()) for finding in found],
         clear=findings.clear if findings is not None else (),
         unchecked=findings.unchecked if findings is not None else (),
         sections=[("findings", "Findings"), *((each.id, each.label) for each in body), ("made", "How it was made")],
@@ -265,24 +265,35 @@ def _sites(finding: Finding, number_of: Mapping[str, int], norms: Sequence[NormG
 
 
 def _numbers(names: Sequence[str], number_of: Mapping[str, int], norms: Sequence[NormGeometry]) -> list[int]:
-    """Norms by number; for another module, the norm that it reads, or nothing."""
-    found = []
-    for name in names:
-        if name in number_of:
-            found.append(number_of[name])
-        else:
-            found += [at for at, norm in enumerate(norms) if name in (norm.read_by or ())][:1]
-    return sorted(set(found))
+    """Norms by number; in place of another module, the norm before it in its block."""
+    found = {number_of[name] if name in number_of else _norm_before(name, norms) for name in names}
+    return sorted(at for at in found if at is not None)
 
 
-def _link(finding: Finding, body: Sequence[_Section]) -> str:
+def _norm_before(module: str, norms: Sequence[NormGeometry]) -> int | None:
+    """The norm that a module reads, or that its part of the block reads; the last norm of its block otherwise."""
+    readers = [at for at, norm in enumerate(norms) if module in (norm.read_by or ())]
+    parts = split(module)
+    if readers or parts is None:
+        return readers[0] if readers else None
+    block = [at for at, norm in enumerate(norms) if (split(norm.name) or ("", -1, ""))[:2] == parts[:2]]
+    part = f"{module[: len(module) - len(parts[2])]}{parts[2].split('.')[0]}"
+    near = [at for at in block if any(f"{each}.".startswith(f"{part}.") for each in norms[at].read_by or ())]
+    return next(reversed(near or block), None)
+
+
+def _link(finding: Finding, body: Sequence[_Section], norms: Sequence[NormGeometry]) -> str:
     """The fragment that shows the evidence."""
     panels = {panel.id: section.id for section in body for panel in section.panels}
     at = finding.panel if finding.panel in {section.id for section in body} else panels.get(finding.panel, "findings")
     if finding.panel in panels and finding.panel not in {section.id for section in body}:
         at = f"{panels[finding.panel]}-{finding.panel}"
-    site = next(iter((*finding.sites, *finding.norms)), None)
-    return f"#norm={quote(site, safe='')}&at={at}" if site is not None and at in ("norm", "norms") else f"#at={at}"
+    number_of = {norm.name: place for place, norm in enumerate(norms)}
+    sites = _numbers(finding.sites, number_of, norms) or _numbers(finding.norms, number_of, norms)
+    if not sites or at not in ("norm", "norms"):
+        return f"#at={at}"
+    name = norms[sites[0]].name.encode("utf-8", "replace").decode("utf-8")
+    return f"#norm={quote(name, safe='')}&at={at}"
 
 
 def _says(norm: NormGeometry) -> str:
@@ -360,9 +371,13 @@ def _lead(results: Sequence[Result], inspection: Inspection | None, findings: Se
     if worst is not None:
         sentences.append(worst.title if worst.title.endswith(".") else f"{worst.title}.")
     ranges = next((result for result in results if isinstance(result, LayerRanges)), None)
-    bounds = [abs(row.bound) for row in ranges.layers if row.bound is not None] if ranges is not None else []
-    if ranges is not None and bounds and len(bounds) == len(ranges.layers):
-        sentences.append(f"Every linear layer stays within ±{number(max(bounds))}, whatever the input.")
+    bounds = [abs(row.bound or 0.0) for row in ranges.layers if row.grade == "exact"] if ranges is not None else []
+    if ranges is not None and ranges.limit.tensors and ranges.limit.excluded == ranges.limit.tensors:
+        sentences.append(f"None of its tensors can leave {ranges.limit.type}, whatever the input.")
+    elif bounds:
+        sentences.append(
+            f"Every linear layer that reads a norm stays within ±{number(max(bounds))}, whatever the input."
+        )
     return " ".join(sentences) or "Nothing is known about its norms."
 
 

@@ -89,7 +89,7 @@ function shares(mark, host, width) {
     const here = z(Math.max(most[at], bottom)), end = x(at) > width * 0.55, size = widthOf(mark.labels[place], "600 12px system-ui") + 16;
     const down = spot(x(at) + (end ? -9 : 9), here + 4, size, end);
     svg(drawing, "circle", { class: "r-seen ring", cx: x(at), cy: here, r: 4 });
-    svg(drawing, "text", { class: "halo strong", x: x(at) + (end ? -9 : 9), y: down, "text-anchor": end ? "end" : "start" }, seen(mark.labels[place], 60));
+    if (down !== null) svg(drawing, "text", { class: "halo strong", x: x(at) + (end ? -9 : 9), y: down, "text-anchor": end ? "end" : "start" }, seen(mark.labels[place], 60));
   });
   svg(drawing, "text", { x: gutter, y: height - 3 }, "longest axis");
   svg(drawing, "text", { x: width - 4, y: height - 3, "text-anchor": "end" }, "shortest");

@@ -121,9 +121,7 @@ def _stream(result: LayerRanges, rows: list[TensorRange]) -> Panel:
     highest = max((value for value in seen if value is not None), default=None)
     words = "has no bound" if not known else f"stays within ±{number(known[-1])} at the end of the model"
     title = f"The stream {words}" + ("" if highest is None else f"; the text reached {number(highest)}")
-    see = (
-        "The stream after each layer that writes to it: the line is the largest value on the text, above it the bound."
-    )
+    see = "The largest value of the stream where each norm reads it: on the text, and what no input can exceed."
     if not tight:
         see += " The bound adds up worst cases of all layers: it holds for every input, but it is far from tight."
     near = any(value * 100 > result.limit.largest for value in (*known, highest or 0.0))

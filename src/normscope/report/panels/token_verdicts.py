@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from normscope.report.marks import Framed, Panel, Tokens
 from normscope.results.token_verdicts import TokenVerdict, TokenVerdicts
-from normscope.rules.prose import listed
 
 
 def panels(result: TokenVerdicts) -> Iterator[Panel]:
@@ -24,7 +23,7 @@ def panels(result: TokenVerdicts) -> Iterator[Panel]:
         see += f" {counts.tied:,} {'is' if counts.tied == 1 else 'are'} equal to another token, or decided by rounding."
     if counts.open:
         see += f" {counts.open:,} {'has' if counts.open == 1 else 'have'} no verdict yet: the search was stopped."
-    notes = [] if not result.assumed else [f"Assumed, as only tensors were at hand: {listed(result.assumed)}."]
+    notes = [] if not result.assumed else [f"Assumed, as only tensors were at hand: {'; '.join(result.assumed)}."]
     if result.not_asked:
         notes.append(f"Not asked of outputs of the last norm: {result.not_asked}.")
     rows = [row for row in result.listed if _word(row) != "open"]
