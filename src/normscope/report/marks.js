@@ -100,12 +100,12 @@ function numbers(host, label, make) {
 }
 
 // Places for labels that keep apart: the height nearest to the wanted one where no label is yet, null if there is none.
-function apart(most = 1e9) {
+function apart(most = 1e9, least = 10) {
   const taken = [];
   return (x, y, width, end) => {
     const from = end ? x - width : x, to = from + width;
     const free = (at) => taken.every(([a, b, c]) => Math.abs(c - at) >= 14 || from > b + 4 || to < a - 4);
-    const tries = [0, 7, -7, 14, -14].map((each) => y + each), at = tries.find((each) => each > 10 && each < most && free(each));
+    const tries = [0, 7, -7, 14, -14].map((each) => y + each), at = tries.find((each) => each > least && each < most && free(each));
     if (at === undefined) return null;
     taken.push([from, to, at]);
     return at;

@@ -65,9 +65,9 @@ function shares(mark, host, width) {
   svg(top, "path", { class: "r-limit stroke", "stroke-width": 2, d: "M" + reach.map((each, at) => `${x(at).toFixed(1)} ${y(each).toFixed(1)}`).join("L") });
   const median = unpacked(mark.median), upper = unpacked(mark.high), most = unpacked(mark.largest);
   if (!median) { html(host, "p", { class: "soft" }, "longest axis at the left, shortest at the right"); return; }
-  const floor = Math.min(mark.even / 30, ...median.filter((each) => each > 0).map((each) => each / 1.5)), height = 240;
+  const floor = Math.min(mark.even / 30, ...median.filter((each) => each > 0).map((each) => each / 1.5)), height = 252;
   const bottom = Math.max(floor, 1e-9);
-  const z = scale(bottom, 1, height - 20, 24, true);
+  const z = scale(bottom, 1, height - 20, 38, true);
   const drawing = canvas(host, width, height, `Share of its budget that a token spends on each of ${mark.axes} axes. ${mark.labels.join("; ")} at most.`);
   svg(drawing, "text", { class: "strong", x: gutter, y: 13 }, "How much of the budget is spent there");
   for (const each of ticksOf(bottom, 1, true, 5)) {
@@ -84,7 +84,7 @@ function shares(mark, host, width) {
   });
   svg(drawing, "line", { class: "r-limit stroke dash", x1: gutter, x2: width, y1: z(mark.even), y2: z(mark.even) });
   svg(drawing, "text", { class: "halo", x: gutter + 4, y: z(mark.even) - 5 }, `even spending, ${share(mark.even)}`);
-  const spot = apart();
+  const spot = apart(1e9, 26);
   mark.named.forEach((at, place) => {
     const here = z(Math.max(most[at], bottom)), end = x(at) > width * 0.55, size = widthOf(mark.labels[place], "600 12px system-ui") + 16;
     const down = spot(x(at) + (end ? -9 : 9), here + 4, size, end);

@@ -78,7 +78,10 @@ def stacks_of(result: Inspection) -> list[Stack]:
     if not prefixes:
         columns = tuple(Column(cut(norm.name), ((None, at),)) for at, norm in enumerate(norms))
         return [Stack("", (), columns)] if columns else []
-    made = [_stack(prefix, norms, parts, named=len(prefixes) > 1) for prefix in prefixes]
+    made = [
+        _stack(prefix, norms, parts, named=len(prefixes) > 1, after=result.placement == "post-norm")
+        for prefix in prefixes
+    ]
     for at, each in enumerate(parts):
         if each is not None:
             continue
@@ -111,7 +114,12 @@ def _same_start(one: Sequence[str], other: Sequence[str]) -> list[str]:
 
 
 def _stack(
-    prefix: str, norms: Sequence[NormGeometry], parts: Sequence[tuple[str, int, str] | None], *, named: bool
+    prefix: str,
+    norms: Sequence[NormGeometry],
+    parts: Sequence[tuple[str, int, str] | None],
+    *,
+    named: bool,
+    after: bool,
 ) -> Stack:
     members = [(at, each) for at, each in enumerate(parts) if each is not None and each[0] == prefix]
     suffixes = list(dict.fromkeys(each[2] for _, each in members))
@@ -121,6 +129,8 @@ def _stack(
         for block in blocks
     )
     labels = tuple(_row_label(suffix, [norms[at] for at, each in members if each[2] == suffix]) for suffix in suffixes)
+    if after:
+        labels = tuple("after attention" if ATTENTION.search(suffix) else "after the MLP" for suffix in suffixes)
     if len(set(labels)) < len(labels):
         labels = tuple(cut(suffix) for suffix in suffixes)
     return Stack(cut(prefix) if named else "", labels, columns)

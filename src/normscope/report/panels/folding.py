@@ -19,6 +19,7 @@ WORDS = (
     ("later", "folds after look-up, with --rms"),
     ("nothing", "nothing to fold"),
 )
+REASONS = 4  # in sentences
 VERBS = {"kept": "stays", "after look-up": "goes only with --rms"}
 
 
@@ -33,10 +34,13 @@ def panels(result: Folding) -> Iterator[Panel]:
     if means:
         title += f", and {count(means, 'mean')}"
     certificate = result.certificate
+    kept = _kept(result)
     notes = [
         f"{part} of {listed([name(each) for each in norms])} {VERBS[what]}: {reason}."
-        for (part, what, reason), norms in _kept(result).items()
+        for (part, what, reason), norms in list(kept.items())[:REASONS]
     ]
+    if len(kept) > REASONS:
+        notes.append(f"{len(kept) - REASONS} more reasons are in the list of every verdict.")
     if certificate.rewrite_difference is not None:
         notes.append(
             f"Certificate: in float64 the outputs differ by {number(certificate.rewrite_difference)}, relative; "

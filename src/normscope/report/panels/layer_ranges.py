@@ -8,6 +8,7 @@ from normscope.report.places import short_place
 from normscope.results.layer_ranges import LayerRanges, TensorRange
 from normscope.rules.prose import count, name, number, percent
 
+INSIDE = ("queries", "keys", "values", "scores", "heads", "hidden", "branch")
 TIGHT = ("exact", "heads", "tight")
 FORMULA = (
     "w·b + c ± √N·|ΠGw| for a layer with weights w that reads a norm; behind activations and heads, certified bounds."
@@ -22,7 +23,7 @@ def panels(result: LayerRanges) -> Iterator[Panel]:
         if len(stream) > 1:
             yield _stream(result, stream)
             break
-    others = [row for row in result.tensors if row.what not in ("norm input", "stream") and row.bound is not None]
+    others = [row for row in result.tensors if row.what in INSIDE and row.bound is not None]
     if any(row.used is not None for row in others):
         yield _others(others)
 
