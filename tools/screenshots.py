@@ -41,8 +41,9 @@ def main() -> None:
             shown = browser.open(page, **how)
             boxes = shown.run(
                 f"[...document.querySelectorAll({PARTS!r})].map((part, at) => {{ "
-                "const box = part.getBoundingClientRect(); return [part.id || part.tagName.toLowerCase() + at, scrollX + box.x, scrollY + box.y, box.width, "
-                "box.height] })"
+                "const box = part.getBoundingClientRect(); "
+                "return [part.id || part.tagName.toLowerCase() + at, scrollX + box.x, scrollY + box.y, "
+                "box.width, box.height] })"
             )
             for name, x, y, width, height in boxes:
                 clip = {"x": x - 8, "y": y - 8, "width": width + 16, "height": min(height + 16, 4000), "scale": 1}

@@ -92,7 +92,7 @@ function drawMap() {
   const some = new Set();
   for (const stack of data.stacks) {
     const room = width - left;
-    const cell = Math.max(7, Math.min(84, room / stack.columns.length)), across = Math.max(1, Math.floor(room / cell));
+    const cell = Math.max(7, Math.min(84, room / stack.columns.length)), across = cell > 7 ? stack.columns.length : Math.max(1, Math.floor(room / cell));
     if (stack.title) html(host, "h3", { style: "margin-top:14px" }, seen(stack.title, 80));
     for (let start = 0; start < stack.columns.length; start += across) drawBand(host, stack, stack.columns.slice(start, start + across), cell, left, width, some);
   }
@@ -123,7 +123,7 @@ function drawBand(host, stack, columns, cell, left, width, some) {
   const every = cell >= 22 ? 1 : 5;
   columns.forEach((column, place) => {
     const single = column.cells[0][0] === null, number = Number(column.label);
-    const label = single ? (stack.rows.length ? (place ? "last" : "first") : "") : number % (every === 1 && columns.length > 16 ? 5 : every) === 0 ? column.label : "";
+    const label = single ? (stack.rows.length ? (column === stack.columns[0] ? "first" : "last") : "") : number % (every === 1 && columns.length > 16 ? 5 : every) === 0 ? column.label : "";
     if (label) html(box, "span", { class: "column", style: `grid-area:${rows + 1}/${place + 2}` }, label);
   });
   const norms = [...at.keys()], xOf = (norm) => at.get(norm), end = left + cell * columns.length;
