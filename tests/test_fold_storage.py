@@ -354,3 +354,25 @@ def test_plain_modules_are_not_saved_as_folders(tmp_path):
     with pytest.raises(ValueError, match="only models of transformers are saved as folders, got Sequential"):
         folding.save(tmp_path / "folded")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2", "gemma2", "mixtral"])
+def test_a_plan_decides_as_the_fold_does_without_loading_the_model(tmp_path, monkeypatch, architecture):
+    folding_model(architecture).save_pretrained(tmp_path / "model")
+    folding = fold(tmp_path / "model")
+    monkeypatch.setattr("normscope.models.subject.load_model", None)
+    monkeypatch.setattr("normscope.rewrite.stored_tensors.BLOCK", 64)  # tensors in several parts
+    planned = fold(tmp_path / "model", plan=True)
+    assert (planned.norms, planned.tied, planned.not_run) == (folding.norms, folding.tied, folding.not_run)
+    assert (planned.holds, planned.certificate, planned.changed) == (None, None, ())
+    with pytest.raises(ValueError, match="only planned can't be saved"):
+        planned.save(tmp_path / "folded")
+    assert not (tmp_path / "folded").exists()
+
+
+def test_a_plan_writes_nothing(checkpoint, tmp_path):
+    shown = command(checkpoint, "--plan")
+    assert shown.exit_code == 0
+    assert "Planned only" in shown.stdout
+    with pytest.raises(ValueError, match="plan can't be combined with out, rms or untie"):
+        fold(checkpoint, plan=True, out=tmp_path / "folded")

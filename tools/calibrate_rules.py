@@ -30,7 +30,6 @@ WIDER = {
 }  # fmt: skip
 TOKENS = (2, 128)
 PARTS = ("inspection", "layer_ranges", "spike_list", "key_selection")
-SECONDS = 600.0  # for one model
 HEAD = """# The rules of `normscope check`
 
     normscope check MODEL --text FILE        # all rules; --select, --ignore and --severity choose
@@ -90,7 +89,10 @@ def _kept(name, work):
         begun = time.monotonic()
         row = {"model": name, **work()}
         file.write_text(json.dumps(row), encoding="utf-8")
-        print(f"{name}: {time.monotonic() - begun:.0f} s, {row['worst'] or 'no finding'}", flush=True)
+        print(
+            f"{name}: {time.monotonic() - begun:.0f} s, above a note: {', '.join(row['above_note']) or 'nothing'}",
+            flush=True,
+        )
     return json.loads(file.read_text(encoding="utf-8"))
 
 
@@ -107,8 +109,8 @@ def _real(place):
 def fresh(architecture, settings=None):
     """A model as transformers initialises it, on generated inputs, or on random tokens where it has other settings."""
     import torch
-    from architectures import made
 
+    from architectures import made
     from normscope.models.example_inputs import example_inputs
 
     torch.manual_seed(0)
@@ -118,15 +120,14 @@ def fresh(architecture, settings=None):
 
 
 def measured(model, **given):
-    """What every threshold is compared with, the numbers of the findings, and the worst severity."""
+    """What every threshold is compared with, and the rules with a finding above a note."""
     from normscope.check_model import findings_of
-    from normscope.results.finding_list import SEVERITIES
     from normscope.rules.rule import all_rules
     from normscope.studies.survey import survey
 
-    found = survey(model, parts=PARTS, seconds=SECONDS, **given)
+    found = survey(model, parts=PARTS, **given)
     rules = {number: rule for number, rule in all_rules().items() if rule.reads in PARTS}
-    findings = findings_of(found, rules).findings
+    loud = findings_of(found, rules, severity="warning").findings
     values = {
         number: rule.threshold.measure(found.results[rule.reads])
         for number, rule in rules.items()
@@ -134,8 +135,7 @@ def measured(model, **given):
     }
     return {
         "values": values,
-        "findings": sorted({finding.rule for finding in findings}),
-        "worst": min((finding.severity for finding in findings), key=SEVERITIES.index, default=None),
+        "above_note": sorted({finding.rule for finding in loud}),
         "missing": {each.kind: each.reason for each in found.missing},
     }
 
@@ -146,7 +146,7 @@ def page(rows):
 
     fresh_rows = [row for row in rows if row["model"] not in REAL]
     rules = all_rules()
-    above = [row["model"] for row in fresh_rows if row["worst"] not in (None, "note")]
+    above = [row["model"] for row in fresh_rows if row["above_note"]]
     head = HEAD.format(
         fresh=len(fresh_rows),
         architectures=len({row["model"].removeprefix("fresh ").partition(",")[0] for row in fresh_rows}),

@@ -57,6 +57,7 @@ def check(
     >>> check(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), select=["NS201", "NS305"])
     FindingList(Sequential: no finding; 2 rules found nothing)
     """
+    _require_severity(severity)
     rules = chosen_rules(select, ignore)
     parts = {rule.reads for rule in rules.values()}
     found = survey(
@@ -67,8 +68,7 @@ def check(
 
 def findings_of(found: Survey, rules: Mapping[str, Rule] | None = None, *, severity: str = "note") -> FindingList:
     """What rules (None: all) say about the results of a survey."""
-    if severity not in SEVERITIES:
-        raise InputError(f"severity must be one of {', '.join(SEVERITIES)}, got {quoted(severity)}")
+    _require_severity(severity)
     missing = {each.kind: (each.reason, each.command) for each in found.missing}
     judged = judge(all_rules() if rules is None else rules, found.results, missing, _with_text(found))
     kept = SEVERITIES[: SEVERITIES.index(severity) + 1]
@@ -80,6 +80,11 @@ def findings_of(found: Survey, rules: Mapping[str, Rule] | None = None, *, sever
         text=found.text,
         path=found.path,
     )
+
+
+def _require_severity(severity: str) -> None:
+    if severity not in SEVERITIES:
+        raise InputError(f"severity must be one of {', '.join(SEVERITIES)}, got {quoted(severity)}")
 
 
 def chosen_rules(select: Sequence[str] | None, ignore: Sequence[str] | None) -> dict[str, Rule]:

@@ -29,10 +29,17 @@ def as_floats(value: Any, name: str) -> Floats:
         raise InputError(
             f"{name} must be an array of real numbers, got {type(value).__name__}: {first_line(error)}"
         ) from None
+    if np.isfinite(_sum(array)):  # a sum is not finite if a term is not, and one pass is all that it takes
+        return array
     bad = np.count_nonzero(~np.isfinite(array))
     if bad:
         raise InputError(f"{name} must be finite, got {bad} NaN or infinite of {array.size} values")
     return array
+
+
+def _sum(array: Floats) -> float:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(array.sum())
 
 
 def as_vectors(value: Any, name: str, size: int) -> Floats:

@@ -50,17 +50,19 @@ def hidden_range(neurons: Neurons) -> tuple[Floats, Floats]:
     (-2.0, 8.0)
     """
     act = ACTIVATIONS[neurons.activation]
-    ends = reader_range(neurons.a, neurons.a_offset)
+    size = norms(neurons.a)
+    ends = _reader_range(size, neurons.a_offset, neurons.size)
     low, high = act.range(*ends)
     if neurons.b is None or neurons.b_offset is None:
         return low, high
-    others = reader_range(neurons.b, neurons.b_offset)
+    sizes = (size, norms(neurons.b), np.einsum("jn,jn->j", neurons.a, neurons.b))
+    others = _reader_range(sizes[1], neurons.b_offset, neurons.size)
     corners = np.stack([x * y for x in (low, high) for y in others])
     low, high = down(corners.min(axis=0)), up(corners.max(axis=0))
     if act.at_zero == 0.0:
         most = act.factors(*ends)[1]
-        high = np.minimum(high, up(most * _largest_product(neurons, 1.0)[0]))
-        low = np.maximum(low, -up(most * _largest_product(neurons, -1.0)[0]))
+        high = np.minimum(high, up(most * _largest_product(neurons, sizes, 1.0)[0]))
+        low = np.maximum(low, -up(most * _largest_product(neurons, sizes, -1.0)[0]))
     return low, high
 
 
@@ -143,7 +145,11 @@ def weights(neurons: Neurons, d: Any) -> Floats:
 
 def reader_range(rows: Floats, offset: Floats) -> tuple[Floats, Floats]:
     """Range of rows·u + offset over the ball, rounded outwards."""
-    radius = norms(rows) * (1 + (rows.shape[1] + 4) * EPS)
+    return _reader_range(norms(rows), offset, rows.shape[1])
+
+
+def _reader_range(size: Floats, offset: Floats, terms: int) -> tuple[Floats, Floats]:
+    radius = size * (1 + (terms + 4) * EPS)
     return offset - radius - ROUND * np.abs(offset), offset + radius + ROUND * np.abs(offset)
 
 
@@ -153,8 +159,8 @@ def norms(rows: Floats) -> Floats:
     length: Floats = np.sqrt(square)
     odd = np.flatnonzero(~((square > 1e-280) & (square < 1e280)))  # squares that underflow or overflow
     if len(odd):
-        scale = np.abs(rows[odd]).max(axis=1, initial=0.0)
-        scale = np.where(scale > 0, scale, 1.0)
+        scale = np.maximum(rows[odd].max(axis=1, initial=0.0), -rows[odd].min(axis=1, initial=0.0))
+        odd, scale = odd[scale > 0], scale[scale > 0]
         length[odd] = np.linalg.norm(rows[odd] / scale[:, None], axis=1) * scale
     return length
 
@@ -181,16 +187,18 @@ def product_multipliers(neurons: Neurons, d: Floats) -> Floats:
     """The μ with which `hidden_range` bounds gated neurons that count with weights d; empty for plain ones."""
     if neurons.b is None:
         return np.zeros(0)
-    return np.where(d > 0, _largest_product(neurons, 1.0)[1], _largest_product(neurons, -1.0)[1])
+    sizes = (norms(neurons.a), norms(neurons.b), np.einsum("jn,jn->j", neurons.a, neurons.b))
+    return np.where(d > 0, _largest_product(neurons, sizes, 1.0)[1], _largest_product(neurons, sizes, -1.0)[1])
 
 
-def _largest_product(neurons: Neurons, sign: float) -> tuple[Floats, Floats]:
-    """Above max(0, sign·t·v) over the ball, (|√μa ± b/√μ| + |√μα ± β/√μ|)²/4 for the best μ of some; and that μ."""
-    assert neurons.b is not None
+def _largest_product(neurons: Neurons, sizes: tuple[Floats, Floats, Floats], sign: float) -> tuple[Floats, Floats]:
+    """Above max(0, sign·t·v) over the ball, (|√μa ± b/√μ| + |√μα ± β/√μ|)²/4 for the best μ of some; and that μ.
+
+    sizes: |a|, |b| and a·b.
+    """
     assert neurons.b_offset is not None
     alpha, beta = neurons.a_offset, neurons.b_offset
-    size_a, size_b = norms(neurons.a), norms(neurons.b)
-    dot = np.einsum("jn,jn->j", neurons.a, neurons.b)
+    size_a, size_b, dot = sizes
     reach_a, reach_b = size_a + np.abs(alpha), size_b + np.abs(beta)
     best = np.where((reach_a == 0) | (reach_b == 0), 0.0, np.inf)
     usual = np.where(best == 0, 1.0, np.maximum(reach_b, 1e-150) / np.where(reach_a > 0, reach_a, 1.0))

@@ -315,6 +315,12 @@ def fold(
             help="Give a head tied to the token table its own copy of the matrix, and fold that too.",
         ),
     ] = False,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan", metavar="", help="Only decide what can be folded, for models of any size: nothing is run."
+        ),
+    ] = False,
     text: TextOption = None,
     inputs: InputsOption = None,
     device: DeviceOption = DEVICE,
@@ -334,6 +340,7 @@ def fold(
         out=out,
         rms=rms,
         untie=untie,
+        plan=plan,
         device=device,
         dtype=dtype,
         progress=progress,

@@ -1,7 +1,7 @@
 """Positions of norms in the residual paths of a model: modules that write their inputs and read their outputs."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,30 +30,31 @@ def connections_of(inventory: Inventory) -> Connections:
         return Connections(qk_norm=by_name)
     paths = {name: found.path for name, found in inventory.items() if found.path is not None}
     layers = {layer.name for layer in graph.linear_layers()}
-    of_heads = {name for name, path in paths.items() if _is_of_heads(graph, path, layers)}
-    others = [path for name, path in paths.items() if name not in of_heads]
+    reads = {name: graph.reads(path) for name, path in paths.items()}
+    of_heads = {name for name, path in paths.items() if _is_of_heads(graph, path, reads[name], layers)}
+    others = {path: reads[name] for name, path in paths.items() if name not in of_heads}
     return Connections(
-        reads={name: graph.reads(path) for name, path in paths.items()},
+        reads=reads,
         read_by={name: graph.read_by(path) for name, path in paths.items()},
         placement=_placement(graph, others, layers | set(paths.values())),
         qk_norm=bool(of_heads) or by_name,
     )
 
 
-def _is_of_heads(graph: ModelGraph, path: str, layers: set[str]) -> bool:
+def _is_of_heads(graph: ModelGraph, path: str, reads: Sequence[str], layers: set[str]) -> bool:
     """Whether a norm stands between a linear layer and attention, as on queries and keys, beside residual paths."""
-    reads = graph.reads(path)
-    alone = not graph.linear_readers(path) and not graph.is_added(path) and not graph.is_bypassed(path)
-    return len(reads) == 1 and reads[0] in layers and alone
+    if len(reads) != 1 or reads[0] not in layers:
+        return False
+    return not graph.linear_readers(path) and not graph.is_added(path) and not graph.is_bypassed(path)
 
 
-def _placement(graph: ModelGraph, paths: list[str], computing: set[str]) -> Placement | None:
+def _placement(graph: ModelGraph, paths: Mapping[str, Sequence[str]], computing: set[str]) -> Placement | None:
     """pre-norm: the stream goes around its norms; post-norm: through them. Norms at either end are ignored."""
     before = after = False
-    for path in paths:
+    for path, reads in paths.items():
         if graph.is_bypassed(path):
             before = True
-        elif graph.is_added(path) and computing & set(graph.reads(path)):  # not right behind the embeddings
+        elif graph.is_added(path) and computing & set(reads):  # not right behind the embeddings
             after = True
     if before and after:
         return "both"

@@ -163,8 +163,10 @@ class Subject:
 
     def without_text(self) -> "Subject":
         """The same model without the text; itself where there is none."""
-        if self._text is None:
-            return self
+        return self if self._text is None else self._plain
+
+    @cached_property
+    def _plain(self) -> "Subject":
         return Subject(self._model, device=self._device, dtype=self._dtype)
 
     def held_otherwise(self, dtype: str) -> frozenset[str]:

@@ -147,7 +147,7 @@ class Folding(Result, kind="folding", schema_version=3, remarked_by="normscope.r
         tuple[NormVerdict, ...], Table("Norms of {0.model}", empty="The model has no norm that could be folded.")
     ]
     changed: tuple[str, ...]  # the tensors with new values
-    certificate: Certificate
+    certificate: Certificate | None  # None: only planned, nothing was run
     tied: tuple[Tie, ...]  # tables left unchanged because a head shares them
     untied: tuple[Tie, ...]  # tables whose head now has a copy
     not_run: tuple[str, ...] = ()  # modules that the traced call does not use: not covered
@@ -160,9 +160,9 @@ class Folding(Result, kind="folding", schema_version=3, remarked_by="normscope.r
     call: Annotated[Any, NOT_IN_JSON] = field(default=None)  # a rewrite.saved_model.TracedCall: the certified call
 
     @property
-    def holds(self) -> bool:
-        """Whether the certificate holds: both are the same function."""
-        return self.certificate.holds
+    def holds(self) -> bool | None:
+        """Whether the certificate holds: both are the same function. None if the fold was only planned."""
+        return None if self.certificate is None else self.certificate.holds
 
     @property
     def reasons(self) -> Annotated[tuple[Reason, ...], Table("Kept")]:
@@ -178,9 +178,11 @@ class Folding(Result, kind="folding", schema_version=3, remarked_by="normscope.r
     @property
     def measurements(
         self,
-    ) -> Annotated[tuple[Measurement, ...], Table("Folded against original, on {0.certificate.inputs}")]:
-        """The differences of the certificate, in words."""
+    ) -> Annotated[tuple[Measurement, ...], Table("Folded against original, on {0.inputs_run}")]:
+        """The differences of the certificate, in words; empty if the fold was only planned."""
         found = self.certificate
+        if found is None:
+            return ()
         stored = "written file, read back" if found.read_back else "folded weights as stored, not yet written"
         rows = {
             f"in float64: folded weights before rounding to {found.dtype}": found.rewrite_difference,
@@ -191,6 +193,11 @@ class Folding(Result, kind="folding", schema_version=3, remarked_by="normscope.r
             f"rounding error of the folded model in {found.dtype}": found.folded_error,
         }
         return tuple(Measurement(what, difference) for what, difference in rows.items())
+
+    @cached_property
+    def inputs_run(self) -> str:
+        """Description of the inputs of both models."""
+        return "no inputs" if self.certificate is None else self.certificate.inputs
 
     @cached_property
     def folded(self) -> dict[str, str]:
@@ -220,6 +227,11 @@ class Folding(Result, kind="folding", schema_version=3, remarked_by="normscope.r
     def __repr__(self) -> str:
         centred = sum(verdict.centring.what == FOLDED for verdict in self.norms)
         affine = sum(verdict.affine.what == FOLDED for verdict in self.norms)
+        if self.certificate is None:
+            return (
+                f"Folding({self.model}: of {len(self.norms)} norms {centred} can be centred, {affine} can lose their "
+                "gain; planned only)"
+            )
         rewrite, written = (
             "not comparable" if row.difference is None else f"{row.difference:.1e}" for row in self.measurements[:2]
         )

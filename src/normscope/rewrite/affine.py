@@ -5,6 +5,7 @@ needs a bias in each of them; otherwise the norm keeps b/g. Channels whose gain 
 """
 
 import math
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -47,8 +48,8 @@ class Readers:
             return Decision(KEPT, obstacle or reason), None
         if (taken_gain == 1).all():
             return Decision(KEPT, f"its gain is 1 and its bias stays, because {reason}"), None
-        stored = self._uses.tensors[without_bias.bias_tensor].dtype
-        if not _fits(torch.tensor(bias / taken_gain), stored):
+        stored = self._uses.tensors.dtype(without_bias.bias_tensor)
+        if not _fits([torch.tensor(bias / taken_gain)], stored):
             return Decision(KEPT, f"{reason}, and its bias divided by its gain is beyond what {stored} holds"), None
         return Decision(
             FOLDED, f"gain into {_listed(without_bias)}; its bias stays as b/g, because {reason}"
@@ -76,11 +77,19 @@ class Readers:
             reader = self._taker(weight, its_readings, with_bias=bool(bias.any()))
             if isinstance(reader, str):
                 return None, reader
-            stored, values = self._uses.tensors[weight].dtype, self._uses.tensors.in_float64(weight)
-            if not _fits(values * along(torch.tensor(gain), reader.axis, values.ndim), stored):
+            stored = self._uses.tensors.dtype(weight)
+            if not _fits(self._with_gain(weight, torch.tensor(gain), reader.axis), stored):
                 return None, f"its gain times {weight} is beyond what {stored} holds"
             readers.append(reader)
         return self._taken(name, gain, bias, readers)
+
+    def _with_gain(self, weight: str, gain: Tensor, axis: int) -> Iterator[Tensor]:
+        """The values of a matrix times a gain, some rows at a time."""
+        start = 0
+        for values in self._uses.tensors.blocks(weight):
+            some = gain if axis else gain[start : start + len(values)]
+            start += len(values)
+            yield values * along(some, axis, values.ndim)
 
     def _in_the_way(self, others: list[Node], has_readers: bool) -> str:
         """The most informative reader of a norm that is not a linear layer, in words."""
@@ -145,10 +154,18 @@ class Readers:
         return Taken(name, gain, bias, tuple(readers), own[0], own[1], form.gain_convention == "1+w"), ""
 
 
-def _fits(values: Tensor, dtype: torch.dtype) -> bool:
+def _fits(parts: Iterable[Tensor], dtype: torch.dtype) -> bool:
     """Whether a dtype holds all values to its precision, relative to the largest: no overflow, not all underflow."""
-    apart = (values.to(dtype).double() - values).abs().max()
-    return bool(apart <= torch.finfo(dtype).eps * values.abs().max())
+    apart = largest = 0.0
+    for values in parts:
+        if values.numel():
+            apart = max(apart, _finite_or_inf((values.to(dtype).double() - values).abs().max()))
+            largest = max(largest, _finite_or_inf(values.abs().max()))
+    return math.isfinite(apart) and apart <= torch.finfo(dtype).eps * largest
+
+
+def _finite_or_inf(value: Tensor) -> float:
+    return math.inf if math.isnan(float(value)) else float(value)
 
 
 def _listed(taken: Taken) -> str:

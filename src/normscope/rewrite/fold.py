@@ -57,6 +57,7 @@ def fold(
     out: str | os.PathLike[str] | None = None,
     rms: bool = False,
     untie: bool = False,
+    plan: bool = False,
     device: str = "cpu",
     dtype: str | None = None,
     progress: Progress = silent,
@@ -77,6 +78,9 @@ def fold(
     untie
         Give a head tied to the token table its own copy of the matrix. Otherwise the table stays unchanged, and the
         last gain too.
+    plan
+        Only decide what can be folded, from the graph and the stored tensors, read in parts: for models of any size.
+        Nothing is run, changed or certified.
     device, dtype
         Device and floating-point type to load a folder and store the result in; the default dtype is that of the
         weights. The arithmetic is in float64.
@@ -102,6 +106,10 @@ def fold(
     source = Source.of(Path(model)) if isinstance(model, str | Path) else None
     stored = None if source is None else source.dtype
     subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype or stored)
+    if plan:
+        if out is not None or rms or untie:
+            raise InputError("plan can't be combined with out, rms or untie: it decides, and changes nothing")
+        return _planned(subject)
     live = subject.module
     if any(parameter.is_meta for parameter in live.parameters()):
         raise InputError("model must have its weights loaded to be folded, got a model on the meta device")
@@ -111,6 +119,16 @@ def fold(
     folding = _folded(live, graph, example, rms=rms, untie=untie, progress=progress)
     folding = replace(folding, model=subject.name, call=replace(folding.call, source=source))
     return folding if out is None else save_folding(folding, out)
+
+
+def _planned(subject: Subject) -> Folding:
+    """What can be folded; the norms are those of the traced call, where each was compared with what it computes."""
+    inventory = subject.traced
+    assert inventory.module is not None
+    assert inventory.graph is not None
+    uses = Uses(StoredTensors(inventory.module, subject.weights), inventory.graph)
+    verdicts = decide(inventory.module, uses, inventory.values(), {}).verdicts
+    return Folding(subject.name, verdicts, (), None, ties(uses), (), not_run=uses.idle())
 
 
 def _folded(

@@ -29,7 +29,7 @@ from normscope.models.checkpoint import open_checkpoint
 from normscope.models.float64_run import difference, evaluate, floats, outputs_of
 from normscope.models.load import DTYPES, load_model, load_tokenizer
 from normscope.models.transformers_library import locked
-from normscope.results.folding import Folding
+from normscope.results.folding import Certificate, Folding
 from normscope.results.result import FOLDER_FILE
 from normscope.rewrite.saved_program import as_function, open_program, save_program, stored_in
 from normscope.rewrite.stored_tensors import StoredTensors
@@ -86,6 +86,7 @@ def save_folding(folding: Folding, path: str | os.PathLike[str]) -> Folding:
     The returned result also lists the source tensors that the model does not use, the inputs of a program, and how
     far the file, read back from disk and run in float64, is from the original.
     """
+    _certificate(folding)
     if folding.module is None:
         raise InputError("a folding that was loaded from a file has no model: fold the model again to save it")
     _require_certified(folding)
@@ -105,15 +106,22 @@ def save_folding(folding: Folding, path: str | os.PathLike[str]) -> Folding:
     return folding
 
 
+def _certificate(folding: Folding) -> Certificate:
+    if folding.certificate is None:
+        raise InputError("a fold that was only planned can't be saved: fold the model without plan")
+    return folding.certificate
+
+
 def _require_certified(folding: Folding) -> None:
-    if not folding.holds:
-        failed = "".join(f"; failed: {words}" for words in folding.certificate.broken[:1])
+    found = _certificate(folding)
+    if not found.holds:
+        failed = "".join(f"; failed: {words}" for words in found.broken[:1])
         rewrite, written, rounding = (
             "not comparable" if row.difference is None else f"{row.difference:.1e}" for row in folding.measurements[:3]
         )
         raise NotCertifiedError(
             f"the folded model is not the same function (in float64: {rewrite} before rounding, {written} as stored in "
-            f"{folding.certificate.dtype}, where rounding explains {rounding}{failed}); nothing was written",
+            f"{found.dtype}, where rounding explains {rounding}{failed}); nothing was written",
             folding,
         )
 
@@ -125,7 +133,7 @@ def _write_weights(folding: Folding, folder: Path) -> Folding:
     with locked():
         model.save_pretrained(folder, safe_serialization=True)
     try:
-        loaded = load_model(folder, device=str(model.device), dtype=folding.certificate.dtype)
+        loaded = load_model(folder, device=str(model.device), dtype=_certificate(folding).dtype)
     except CheckpointError as error:
         what = "without its ties" if folding.untied else "folded"
         reason = str(error).removeprefix(f"{folder}: ")
@@ -153,7 +161,7 @@ def _read_back(folding: Folding, outputs: list[Tensor]) -> Folding:
     """The folding with the certificate of a file read back from disk, from its outputs in float64."""
     apart = difference(outputs, folding.call.reference)
     written = apart if math.isfinite(apart) else None
-    return replace(folding, certificate=replace(folding.certificate, written_difference=written, read_back=True))
+    return replace(folding, certificate=replace(_certificate(folding), written_difference=written, read_back=True))
 
 
 def _give_usual_rights(folder: Path) -> None:
@@ -192,7 +200,7 @@ def _require_same_tensors(stored: StoredTensors, wanted: StoredTensors, names: I
 
 def _require_same_outputs(folding: Folding, outputs: list[Tensor]) -> None:
     """Refuse a file whose model gives outputs that differ from the certified ones by more than rounding."""
-    apart, error = difference(outputs, folding.call.outputs), folding.certificate.folded_error
+    apart, error = difference(outputs, folding.call.outputs), _certificate(folding).folded_error
     if not apart <= ROUNDING * max(math.inf if error is None else error, torch.finfo(torch.float64).eps):
         raise InputError(f"the saved model gives other outputs once loaded: they differ by {apart:.1e}")
 

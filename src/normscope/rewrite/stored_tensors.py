@@ -15,7 +15,10 @@ from torch.utils import _pytree as pytree
 
 from normscope.models.graph import ModelGraph
 from normscope.models.graph_operations import handed_on, kind_of, looks_at_values
+from normscope.models.weights import Weights
 from normscope.results.folding import Tie
+
+BLOCK = 2**24  # numbers of a tensor that are looked at in float64 at a time
 
 
 class StoredTensors:
@@ -28,15 +31,19 @@ class StoredTensors:
     ('0.weight', ('0.weight', '1.weight'))
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, weights: Weights | None = None) -> None:
         self._tensors = dict(_named_tensors(model))
+        self._weights = weights  # values of a model that has none itself
         self._saved = set(model.state_dict(keep_vars=True))
         self._first: dict[str, str] = {}
         seen: dict[object, str] = {}
         for name, tensor in self._tensors.items():
             memory = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+            if tensor.is_meta:  # no memory: equal only if it is the same object
+                memory = (tensor.device, id(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype)
             self._first[name] = seen.setdefault(memory if tensor.numel() else name, name)
-        self._overlapping = dict(_overlaps({name: self._tensors[name] for name in seen.values()}))
+        stored = {name: self._tensors[name] for name in seen.values() if not self._tensors[name].is_meta}
+        self._overlapping = dict(_overlaps(stored))
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
@@ -64,20 +71,35 @@ class StoredTensors:
 
     def in_float64(self, name: str) -> Tensor:
         """The values on the CPU; integers stay integers."""
-        values = self._tensors[name].detach().cpu()
+        values = (self._tensors[name] if self._weights is None else self._weights(name)).detach().cpu()
         return values.double() if values.is_floating_point() else values
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The data type in which the values are stored."""
+        return self._tensors[name].dtype if self._weights is None else self._weights.dtype(name)
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """The values on the CPU, some rows at a time, so that no large tensor is held in float64 as a whole."""
+        shape = self._tensors[name].shape
+        step = max(1, BLOCK // max(1, shape[1:].numel())) if shape else 1
+        if self._weights is None or not shape or shape.numel() <= BLOCK:
+            values = self.in_float64(name)
+            yield from (values[at : at + step] for at in range(0, len(values), step)) if shape else [values]
+            return
+        for start in range(0, shape[0], step):
+            yield self._weights.rows(name, slice(start, start + step)).detach().cpu().double()
 
     def can_change(self, name: str) -> tuple[bool, str]:
         """Whether a tensor can be stored with other values, and if not, why: "its name, which …"."""
-        first, tensor = self._first[name], self._tensors[name]
+        first, dtype = self._first[name], self.dtype(name)
         if not self._saved.intersection(self.names(name)):
             return False, f"{name}, which is not stored in checkpoints but created with the model"
         if first in self._overlapping:
             return False, f"{name}, which shares memory with another tensor, {self._overlapping[first]}"
-        if not tensor.is_floating_point():
-            return False, f"{name}, which holds {str(tensor.dtype).removeprefix('torch.')}"
-        if torch.finfo(tensor.dtype).bits < 16:
-            return False, f"{name}, which is quantized to {str(tensor.dtype).removeprefix('torch.')}"
+        if not dtype.is_floating_point:
+            return False, f"{name}, which holds {str(dtype).removeprefix('torch.')}"
+        if torch.finfo(dtype).bits < 16:
+            return False, f"{name}, which is quantized to {str(dtype).removeprefix('torch.')}"
         return True, ""
 
 
@@ -134,8 +156,8 @@ def ties(uses: Uses) -> tuple[Tie, ...]:
             continue
         table = uses.tensors.name_in(uses.graph.module_of(looked_up[0]), weight)
         if table != head:
-            values = uses.tensors[weight]
-            found[head] = Tie(table, head, values.numel() * values.element_size())
+            size = uses.tensors[weight].numel() * uses.tensors.dtype(weight).itemsize
+            found[head] = Tie(table, head, size)
     return tuple(found.values())
 
 

@@ -13,7 +13,8 @@ def foldable(result: Folding) -> Outcome:
     """Gains, biases or means of norms can be folded into the layers around them.
 
     The folded model computes the same function with norms that have less to do: gain 1, bias 0, and no mean where
-    everything that writes its input is centred. The rewrite is certified before it is offered.
+    everything that writes its input is centred. `check` folds and certifies small models; of larger ones it decides
+    from the graph and the stored tensors, and `fold` certifies what it writes.
 
     What to do: `normscope fold MODEL -o FOLDER`, before you quantise or compile the model.
     """
@@ -24,24 +25,27 @@ def foldable(result: Folding) -> Outcome:
     reasons = "; ".join(f"{each.part} of {several(each.norms)}: {each.reason}" for each in result.reasons[:2])
     if not gains and not means:
         return f"Nothing can be folded. {reasons}".rstrip(". ") + "."
-    if not result.holds:
+    if result.holds is False:
         return Skipped("the certificate of the folded model does not hold")
     parts = [f"the gains of {part(gains, result.norms)}"] if gains else []
     parts += [f"the means of {part(means, result.norms)}"] if means else []
-    difference = result.certificate.rewrite_difference
-    exact = (
-        "" if difference is None else f" In float64 both models differ by {number(difference)} of the largest output."
-    )
+    look_ups = " --rms" if any(verdict.centring.what == AFTER_LOOKUP for verdict in means) else ""
+    evidence = "Decided from the graph and the stored tensors; folding runs both models and certifies it."
+    if result.certificate is not None:
+        difference = result.certificate.rewrite_difference or 0.0  # it holds, so there is one
+        evidence = (
+            f"All {result.certificate.identities:,} identities of weights hold; in float64 both models differ by "
+            f"{number(difference)} of the largest output."
+        )
     return [
         found(
             "note",
-            "proved for all inputs",
+            "proved for all inputs" if result.certificate is not None else "heuristic",
             "folding",
             title=f"{' and '.join(parts).capitalize()} can be folded into the layers around them.",
-            evidence=f"All {result.certificate.identities:,} identities of weights hold.{exact}"
-            + (f" Kept: {reasons}." if reasons else ""),
+            evidence=evidence + (f" Kept: {reasons}." if reasons else ""),
             why="The folded model is the same function, and its norms have less to do.",
-            do="normscope fold MODEL -o FOLDER" + (" --rms" if means else "") + ".",
+            do=f"normscope fold MODEL -o FOLDER{look_ups}.",
             sites=tuple(verdict.norm for verdict in result.norms if verdict in gains or verdict in means),
             norms=tuple(verdict.norm for verdict in result.norms if verdict in gains or verdict in means),
             figure=(len(gains), None),
@@ -52,6 +56,9 @@ def foldable(result: Folding) -> Outcome:
 def remarks(result: Folding) -> Iterator[str]:
     """What failed first; then what was not done, what was put in place of what, and what is not covered."""
     found = result.certificate
+    if found is None:
+        yield from _planned(result)
+        return
     yield from (f"Failed: {broken}." for broken in found.broken)
     holding = f"{found.identities - len(found.broken)} of" if found.broken else "All"
     same = (
@@ -82,3 +89,15 @@ def remarks(result: Folding) -> Iterator[str]:
     yield from (f"What {name} looks up is centred." for name in result.centred_look_ups)
     if result.unused_tensors:
         yield f"{several(result.unused_tensors)} skipped: unused by the model."
+
+
+def _planned(result: Folding) -> Iterator[str]:
+    """A fold that was planned, and not done."""
+    yield (
+        "Planned only, from the graph and the stored tensors: “folded” means that it can be. Nothing was run and "
+        "nothing was changed."
+    )
+    for tie in result.tied:
+        yield f"{tie.table} is also {tie.head} and would stay as it is; --untie copies it (+{tie.bytes:,} bytes)."
+    if result.not_run:
+        yield f"The traced call does not use {several(result.not_run)}: what these would read or write is not covered."

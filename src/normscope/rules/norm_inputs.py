@@ -19,7 +19,7 @@ FAR_FROM_SURFACE = 0.95  # median closeness, below
 OUTLIERS, OUTLYING = 3, 0.3  # channels that are added up; their share of a median input's squared length, above
 FEWEST_CHANNELS = 64  # of norms where channels can be outliers
 SHARP = 5.0  # median step over the least, above
-NOT_AFFINE = 0.01  # share of the output's variance that an affine map leaves, above
+NOT_AFFINE = 0.1  # share of the output's variance that an affine map leaves, above
 INT8 = 127.0
 
 

@@ -27,7 +27,7 @@ def unreachable_token(result: TokenVerdicts) -> Outcome:
     findings = []
     if lost:
         anywhere = sum(token.any_vector == "never" for token in lost)
-        by = "any hidden vector" if anywhere == len(lost) else f"outputs of {name(result.norm or '')}"
+        by = "hidden vector" if anywhere == len(lost) else f"output of {name(result.norm or '')}"
         findings.append(
             found(
                 "note",
@@ -35,8 +35,7 @@ def unreachable_token(result: TokenVerdicts) -> Outcome:
                 "vocabulary",
                 title=f"{count(len(lost), 'token')} of {result.tokens:,} can never be the first choice: "
                 f"{_named(lost)}.",
-                evidence=f"None of {by} scores one of them above all others; for {anywhere:,} no vector at all does."
-                f"{left}",
+                evidence=f"No {by} scores one of them above all others; for {anywhere:,} no vector at all does.{left}",
                 why="Greedy decoding never emits such a token.",
                 do="If it must be emitted, raise its bias or train it. With certificates: normscope vocab -o FILE.",
                 sites=(result.unembedding,),

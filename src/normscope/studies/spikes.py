@@ -67,6 +67,8 @@ def spikes_among(search: RangeSearch, found: Mapping[Node, TensorRange], seen: M
     """The channels that stand out among the rows of one walk, with what the text did at them."""
     subject = search.subject
     writers = {node: found[node] for node in _writers(search, found) if found[node].lows is not None}
+    # A module may return its channels at another axis: then what it returned does not say what was written to which.
+    seen = {node: each for node, each in seen.items() if node in writers and len(each.low) == writers[node].channels}
     tokens = _tokens(subject) if subject.runs else []
     ranked: list[tuple[float, Node, int]] = []
     for node, row in writers.items():

@@ -17,6 +17,7 @@ from normscope.checks import first_line, quoted
 from normscope.data import demo_model
 from normscope.errors import InputError, NormscopeError
 from normscope.models.batches import Inputs
+from normscope.models.checkpoint import open_checkpoint
 from normscope.models.subject import Model, Subject, Text
 from normscope.progress import Progress, silent
 from normscope.results.layer_ranges import TYPES
@@ -31,14 +32,14 @@ from normscope.studies.vocab import vocab
 # The kinds of results, cheap ones first, and the command that computes each.
 COMMANDS = {
     "inspection": "inspect",
+    "folding": "fold",
     "layer_ranges": "ranges",
     "spike_list": "spikes",
     "key_selection": "keys",
     "token_verdicts": "vocab",
-    "folding": "fold",
 }
 LIMIT = "float16"  # what ranges are compared with
-MOST_FOLDED = 500_000_000  # parameters
+MOST_FOLDED = 20_000_000  # parameters of a model that is folded; of a larger one it is decided what can be folded
 VOCABULARY_SECONDS = 60.0  # for verdicts on tokens, where no budget is given: the rest stays open
 
 
@@ -109,7 +110,17 @@ def survey(
     if inputs is not None and not isinstance(inputs, Mapping | Tensor | tuple | list):
         inputs = list(inputs)  # every study reads them
     subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
+    _require_usable(subject)
     return _Run(subject, seconds, progress).survey([kind for kind in COMMANDS if parts is None or kind in parts])
+
+
+def _require_usable(subject: Subject) -> None:
+    """Refuse a model that can't be read, or a text or inputs that it can't be run on, before any part fails by it."""
+    if subject.path is not None:
+        with open_checkpoint(subject.path):
+            pass
+    if subject.runs:
+        _ = subject.example
 
 
 class _OutOfTimeError(Exception):
@@ -127,11 +138,11 @@ class _Run:
     def survey(self, kinds: list[str]) -> Survey:
         ask: dict[str, Callable[[], Result]] = {
             "inspection": lambda: inspect(self._subject, progress=self._watched),
+            "folding": self._folding,
             "layer_ranges": self._ranges,
             "spike_list": lambda: spikes_among(*self._walked()),
             "key_selection": lambda: keys(self._subject, keep=False, progress=self._watched),
             "token_verdicts": self._tokens,
-            "folding": self._folding,
         }
         results: dict[str, Result] = {}
         missing: list[Missing] = []
@@ -163,10 +174,9 @@ class _Run:
         return vocab(self._subject if runs else self._subject.without_text(), seconds=seconds, progress=self._progress)
 
     def _folding(self) -> Result:
-        size = sum(parameter.numel() for parameter in self._subject.module.parameters())
-        if size > MOST_FOLDED:
-            raise InputError(f"it would copy {size:,} parameters in float64, and stops at {MOST_FOLDED:,}")
-        return fold(self._subject, progress=self._watched)
+        """The certified fold of a small model; of a large one, what can be folded."""
+        small = (self._subject.inventory.parameters or math.inf) <= MOST_FOLDED
+        return fold(self._subject.without_text(), plan=not small, progress=self._watched)
 
     def _watched(self, things: Iterable[Any], what: str) -> Iterable[Any]:
         """The progress of a part, which ends when no time is left."""

@@ -37,7 +37,7 @@ class Ball:
     def lengths(self, rows: Floats) -> Floats:
         """The largest a·u for each row a, rounded up."""
         parts = rows.reshape(*rows.shape[:-1], self.groups, -1)
-        longest = np.sqrt(np.sum(parts**2, axis=-1)).sum(axis=-1) / np.sqrt(self.groups)
+        longest = np.sqrt(np.einsum("...i,...i->...", parts, parts)).sum(axis=-1) / np.sqrt(self.groups)
         up: Floats = longest * (1 + (self.size + 8) * EPS)
         return up
 
@@ -70,6 +70,13 @@ class Rows:
     def whole(self) -> Floats:
         return self.block(np.arange(self.count))
 
+    def combined(self, weights: Floats) -> Floats:
+        """One row: the sum of all rows with these weights."""
+        total = np.zeros(self.ball.size)
+        for rows, block in self.blocks():
+            total += weights[rows] @ block
+        return total
+
 
 class NormRows(Rows):
     """The rows of a norm itself."""
@@ -83,9 +90,13 @@ class NormRows(Rows):
         rows[np.arange(len(index)), index] = 1.0
         return self.of(rows)
 
-    def of(self, weights: Floats) -> Floats:
-        """The rows of weights·y."""
-        pulled: Floats = weights * (self.norm.gain * np.sqrt(self.norm.size))
+    def combined(self, weights: Floats) -> Floats:
+        found: Floats = self.of(weights[None])[0]
+        return found
+
+    def of(self, weights: Floats, scale: Floats | float = 1.0) -> Floats:
+        """The rows of weights·(scale·y)."""
+        pulled: Floats = weights * (self.norm.gain * np.sqrt(self.norm.size) * scale)
         if self.norm.projects:
             parts = pulled.reshape(len(pulled), self.norm.groups, -1)
             pulled = (parts - parts.mean(axis=-1, keepdims=True)).reshape(pulled.shape)
@@ -108,12 +119,20 @@ class ProductRows(Rows):
         self.source = source  # the layer, to say where its numbers are stored
 
     def block(self, index: Indices) -> Floats:
-        weights = as_floats(_taken(self._matrix(), index), "weights") * self._under.scale
+        weights = as_floats(_taken(self._matrix(), index), "weights")
         rows = self._under.rows
         if isinstance(rows, NormRows) and self._under.is_whole:
-            return rows.of(weights)
-        product: Floats = weights @ self._below
+            return rows.of(weights, self._under.scale)
+        product: Floats = (weights * self._under.scale) @ self._below
         return product
+
+    def combined(self, weights: Floats) -> Floats:
+        total = np.zeros(len(self._under.index))
+        step = max(1, BLOCK // max(1, len(total)))
+        for start in range(0, self.count, step):
+            some = np.arange(start, min(start + step, self.count))
+            total += weights[some] @ as_floats(_taken(self._matrix(), some), "weights")
+        return self._under.combined(total)
 
     @property
     def reads_norm(self) -> bool:
@@ -196,8 +215,14 @@ class Linear:
 
     def matrix(self) -> Floats:
         """All rows, scaled: a matrix of units × directions."""
-        made: Floats = self.scale[:, None] * self.rows.block(self.index)
-        return made
+        made: Floats = self.rows.block(self.index)
+        return made if (self.scale == 1.0).all() else self.scale[:, None] * made
+
+    def combined(self, weights: Floats) -> Floats:
+        """The row of the units' sum with these weights: weights @ matrix(), without that matrix."""
+        spread = np.zeros(self.rows.count)
+        np.add.at(spread, self.index, weights * self.scale)
+        return self.rows.combined(spread)
 
     def multiple(self, other: "Linear") -> float | None:
         """The number k for which the other is k times this, unit by unit; None if there is none."""

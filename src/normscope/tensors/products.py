@@ -90,8 +90,7 @@ class Outputs:
         """A direction of the norm that makes one output large; its opposite makes it small. None for neurons."""
         if not isinstance(self.form, Linear):
             return None
-        row: Floats = self.weights(channel) @ self.form.matrix()
-        return row
+        return self.form.combined(self.weights(channel))
 
     @property
     def ball(self) -> Ball | None:
