@@ -168,6 +168,36 @@ def test_and_for_any_state(page, data):
     assert opened_state(page, page.run("normscopePlayground.link()")) == state
 
 
+@pytest.mark.parametrize(
+    "link",
+    [
+        "t=3",
+        "t=4&gain=1.9,-0.15,0.4",
+        "kind=rmsnorm&t=4",
+        "kind=rmsnorm&t=3&groups=3",
+        "kind=lng&channels=6&groups=2&t=4",
+        "channels=6&t=4",
+        "kind=rmsnorm&channels=6&t=3",
+        "kind=rmsnorm&channels=6&groups=6&t=4",
+        "channels=4&t=3",
+        "kind=rmsnorm&channels=4&groups=2&t=4",
+        "kind=lng&channels=6&groups=3&t=4",
+    ],
+)
+def test_the_outline_reaches_as_far_as_the_ellipsoid(page, link):
+    """Seen along channel 2, channel 1 is to the right and 3 upwards; pictures of two channels have 1 and 2."""
+    state = opened_state(page, f"{link}&yaw=0&pitch=0")
+    norm = ns.Norm(**state["norm"])
+    page.run("window.box = (e) => { const b = e.getBBox(); return [b.x, b.y, b.width, b.height] }; 0")
+    boxes = np.array(page.run("[...document.querySelectorAll('[data-part=space] .limit:not(.thin)')].map(box)"))
+    pictures = page.run("document.querySelectorAll('[data-part=space] [data-key=\"0\"]').length")
+    first = boxes[: len(boxes) // pictures]
+    width, height = (first[:, :2] + first[:, 2:]).max(axis=0) - first[:, :2].min(axis=0)
+    rows = np.eye(norm.size)[[0, 1 if norm.size // pictures == 2 else 2]]
+    reach = norm.ellipsoid.support(rows) + norm.ellipsoid.support(-rows)
+    assert width / height == pytest.approx(reach[0] / reach[1], rel=0.01)
+
+
 def test_scaling_frees_keys_that_projecting_has_lost(page):
     counts = [sum(opened_state(page, f"t={t}")["selectable"]) for t in (0, 1, 1.5, 2, 3, 4)]
     inputs, projected, on_the_way, *rest = counts

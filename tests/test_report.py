@@ -20,7 +20,8 @@ from normscope import demo_model
 from normscope.check_model import findings_of
 from normscope.data import sample_text
 from normscope.report.marks import Framed, Panel, Tokens, packed_floats, packed_shares, packed_units
-from normscope.report.page import Absent, panels_of, render, script_json, visible
+from normscope.report.page import Absent, panels_of, render, script_json
+from normscope.report.page_words import visible
 from normscope.report.places import short_place, split, stacks_of
 from normscope.report_file import page_of, write_report
 from normscope.results.describe import Column, Table

@@ -10,23 +10,28 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
-from pathlib import PurePath
 from typing import Any
 from urllib.parse import quote
 
 from normscope.report.marks import PAPERS, DataTable, Panel, plain
-from normscope.report.places import short_place, split, stacks_of
+from normscope.report.page_words import (
+    model_facts,
+    model_lead,
+    model_title,
+    norm_facts,
+    norm_sentence,
+    verdict_on,
+    visible,
+)
+from normscope.report.places import split, stacks_of
 from normscope.report.playground import playground_parts
 from normscope.results.describe import tables_of
-from normscope.results.finding_list import MARKS, SEVERITIES, Finding, FindingList
+from normscope.results.finding_list import MARKS, Finding, FindingList
 from normscope.results.inspection import Inspection, NormGeometry
-from normscope.results.layer_ranges import LayerRanges
 from normscope.results.result import Result, named
-from normscope.rules.inspection import KINDS, headline
-from normscope.rules.prose import count, number, quoted_token
+from normscope.rules.prose import count
 
 SCRIPTS = ("marks.js", "pictures.js", "page.js")
-LONGEST = 2000  # characters of a name, a token or a sentence in the page
 MOST_PAINTED = 1 / 3  # of the norms, by one finding
 LANES = {
     "massive-activation": "largest",
@@ -107,10 +112,10 @@ def render(
     environment.filters["seen"] = visible
     environment.filters["sentence"] = _sentence
     page = environment.get_template("page.html.jinja").render(
-        title=_title(model),
-        lead=_lead(drawn, inspection, found),
-        facts=_facts(model, inspection),
-        verdict=_verdict(findings),
+        title=model_title(model),
+        lead=model_lead(drawn, inspection, found),
+        facts=model_facts(model, inspection),
+        verdict=verdict_on(findings),
         findings=found,
         marks=MARKS,
         sure=lambda finding: (
@@ -176,20 +181,6 @@ def script_json(value: Any) -> str:
     return text
 
 
-def visible(text: object, most: int = LONGEST) -> str:
-    r"""A text without control and direction marks, which become ·; line breaks become ↵.
-
-    >>> visible("a\u202eb\nc"), visible("abc", 2)
-    ('a·b↵c', 'ab…')
-    """
-    shown = str(text)
-    kept = "".join(
-        "↵" if each == "\n" else each if each.isprintable() or "\ud800" <= each <= "\udfff" else "·"
-        for each in shown[:most]
-    )
-    return kept + ("…" if len(shown) > most else "")
-
-
 def _sections(panels: Sequence[Panel], missing: Sequence[Absent], inspection: Inspection | None) -> list[_Section]:
     """Sections in the order of the page, those of new kinds of results before the table of norms."""
     own = dict.fromkeys(panel.section for panel in panels if panel.section not in SECTIONS)
@@ -252,7 +243,7 @@ def _data(
             for finding in findings
         ],
         "norms": [
-            {"name": norm.name, "says": _says(norm), "facts": _norm_facts(norm), "panels": of_norm[norm.name]}
+            {"name": norm.name, "says": norm_sentence(norm), "facts": norm_facts(norm), "panels": of_norm[norm.name]}
             for norm in norms
         ],
     }
@@ -294,106 +285,6 @@ def _link(finding: Finding, body: Sequence[_Section], norms: Sequence[NormGeomet
         return f"#at={at}"
     name = norms[sites[0]].name.encode("utf-8", "replace").decode("utf-8")
     return f"#norm={quote(name, safe='')}&at={at}"
-
-
-def _says(norm: NormGeometry) -> str:
-    """One norm in one sentence."""
-    found = norm.found
-    kind = KINDS[norm.kind]
-    article = "An" if kind[0] in "RL" and kind[:2] in ("RM", "LN") else "A"
-    what = (
-        f"{article} {kind} of {count(found.size, 'channel')}" if norm.kind != "unknown" else "A layer of unknown kind"
-    )
-    if norm.kind == "unknown" or norm.dimension is None:
-        return f"{what}."
-    if norm.axes is None:
-        return f"{what}. It does not scale, so its outputs have no bound." if norm.dimension else f"{what}."
-    return f"{what}. Everything it can ever write lies on or in an ellipsoid of {norm.dimension:,} dimensions."
-
-
-def _norm_facts(norm: NormGeometry) -> list[tuple[str, str]]:
-    """Labels and values in words."""
-    found, facts = norm.found, []
-    for label, names in (("reads", norm.reads), ("read by", norm.read_by)):
-        if names:
-            shown = ", ".join(short_place(name) for name in names) if len(names) <= 3 else f"{len(names)} modules"
-            facts.append((label, shown))
-    if norm.axes is not None:
-        reach = max(norm.axes.high, -norm.axes.low)
-        channel = norm.axes.high_channel if norm.axes.high >= -norm.axes.low else norm.axes.low_channel
-        facts.append(("largest output ever", f"±{number(reach)} in channel {channel}"))
-    if norm.landing is not None and norm.landing.largest is not None:
-        largest = norm.landing.largest
-        at = ""
-        if largest.token is not None:
-            text = "" if largest.token.text is None else f"{quoted_token(largest.token.text)}, "
-            at = f" at {text}token {largest.token.position} of sequence {largest.token.sequence}"
-        facts.append(("largest input", f"{number(largest.value)} in channel {largest.channel}{at}"))
-        if norm.landing.typical is not None:
-            facts.append(("median input", number(norm.landing.typical)))
-    if found.eps is not None:
-        facts.append(("eps", number(found.eps)))
-    if norm.gains is not None and norm.gains.dead:
-        facts.append(("zero gains", f"{norm.gains.zero:,}"))
-    for label, value in (("gate", found.gate), ("called at", found.function), ("not checked", found.unchecked)):
-        if value:
-            facts.append((label, str(value)))
-    if found.assumed:
-        facts.append(("assumed", ", ".join(found.assumed)))
-    return [(label, visible(value, 300)) for label, value in facts]
-
-
-def _title(model: str) -> str:
-    """A model by the last parts of its path."""
-    parts = PurePath(model).parts
-    return model if len(parts) < 2 else parts[-1] if "." in parts[-1] else "/".join(parts[-2:])
-
-
-def _lead(results: Sequence[Result], inspection: Inspection | None, findings: Sequence[Finding]) -> str:
-    """What it is; its worst finding; its best guarantee."""
-    sentences = []
-    if inspection is not None:
-        stacks = stacks_of(inspection)
-        blocks = sum(any(row is not None for row, _ in column.cells) for stack in stacks for column in stack.columns)
-        kinds = dict.fromkeys(KINDS[norm.kind] for norm in inspection.norms)
-        sizes = sorted({norm.found.size for norm in inspection.norms if norm.found.size})
-        plural = [
-            f"{sum(KINDS[norm.kind] == kind for norm in inspection.norms)} {kind}{'s' if kind.endswith('Norm') else ''}"
-            for kind in kinds
-        ]
-        inside = f" in {count(blocks, 'block')}" if blocks else ""
-        wide = f" of {sizes[-1]:,} channels" if sizes else ""
-        where = {"pre-norm": ", each before an attention or an MLP", "post-norm": ", each after a sum"}
-        sentences.append(
-            f"{' and '.join(plural) or 'No norm'}{inside}{wide}{where.get(inspection.placement or '', '')}."
-        )
-    worst = next((finding for finding in findings if finding.severity != "note"), None)
-    if worst is not None:
-        sentences.append(worst.title if worst.title.endswith(".") else f"{worst.title}.")
-    ranges = next((result for result in results if isinstance(result, LayerRanges)), None)
-    bounds = [abs(row.bound or 0.0) for row in ranges.layers if row.grade == "exact"] if ranges is not None else []
-    if ranges is not None and ranges.limit.tensors and ranges.limit.excluded == ranges.limit.tensors:
-        sentences.append(f"None of its tensors can leave {ranges.limit.type}, whatever the input.")
-    elif bounds:
-        sentences.append(
-            f"Every linear layer that reads a norm stays within ±{number(max(bounds))}, whatever the input."
-        )
-    return " ".join(sentences) or "Nothing is known about its norms."
-
-
-def _facts(model: str, inspection: Inspection | None) -> list[str]:
-    return [model, *(headline(inspection)[1:] if inspection is not None else [])]
-
-
-def _verdict(findings: FindingList | None) -> str:
-    if findings is None:
-        return "Findings were not asked for"
-    counts = [(findings.count(severity), severity) for severity in SEVERITIES]
-    words = [count(many, severity) for many, severity in counts if many]
-    if not words:
-        return "No finding"
-    joined = " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-    return joined if any(many for many, severity in counts if severity != "note") else f"No warning, and {joined}"
 
 
 def _sentence(text: str) -> str:

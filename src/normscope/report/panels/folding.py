@@ -41,7 +41,9 @@ def panels(result: Folding) -> Iterator[Panel]:
     ]
     if len(kept) > REASONS:
         notes.append(f"{len(kept) - REASONS} more reasons are in the list of every verdict.")
-    if certificate.rewrite_difference is not None:
+    if certificate is None:
+        notes.append("Planned only: the folded model was not made, so there is no certificate of it.")
+    elif certificate.rewrite_difference is not None:
         notes.append(
             f"Certificate: in float64 the outputs differ by {number(certificate.rewrite_difference)}, relative; "
             f"{certificate.identities:,} identities were checked, {len(certificate.broken)} failed."

@@ -1,5 +1,6 @@
 // The second tab: labelled points of a line, creased by the LayerNorms of a network that `normscope memorize` found.
 const FLAT = [[1, -1, 0].map((v) => v / Math.sqrt(2)), [1, 1, -2].map((v) => v / Math.sqrt(6))]; // the plane of mean 0
+const onCircle = ([x, y], row) => Math.sqrt(3) * (x * dot(FLAT[0], row) + y * dot(FLAT[1], row)) + row[3]; // a Linear there
 const inPlane = (v) => FLAT.map((axis) => dot(axis, v));
 const readNet = (net) => ({
   ...net,
@@ -57,8 +58,8 @@ function measureCreases(net) {
 }
 
 // What is drawn of a stop, in the plane of the LayerNorms: samples, the line between them, the image of the circle.
-// Parts of the line that lie on each other on the circle are drawn a little apart: each turn goes one strand inwards.
-function frameOf(net, stop, line, samples) {
+// Parts of the line that lie on each other on the circle are drawn apart by so much: each turn goes inwards.
+function frameOf(net, stop, line, samples, apart) {
   const curve = line.map((each) => inPlane(each[stop]));
   if (stop % 2 === 0) {
     const angles = curve.map(([u, v]) => Math.atan2(v, u));
@@ -67,7 +68,7 @@ function frameOf(net, stop, line, samples) {
     const strand = steps.map((step) => {
       if (step * ahead < -1e-15) turns++;
       if (Math.abs(step) > 1e-9) ahead = step;
-      return 1 - 0.07 * turns;
+      return 1 - apart * turns;
     });
     const out = (points, of) => points.map((p, i) => times(unit(p), of(i)));
     const nearestOn = (i) => strand[Math.round(samples[i].share * (line.length - 1))];
@@ -81,14 +82,12 @@ function frameOf(net, stop, line, samples) {
   }
   const size = highest(curve.flatMap(([x, y]) => [Math.abs(x) / 1.55, y / 1.15])); // to fit: only directions count
   const layer = net.layers[(stop - 1) / 2];
-  const circle = count(stop > 1 ? 97 : 0).map((i) => (i * Math.PI) / 48);
-  const image = (a) =>
-    layer.map((row) => Math.sqrt(3) * (Math.cos(a) * dot(FLAT[0], row) + Math.sin(a) * dot(FLAT[1], row)) + row[3]);
+  const image = (p) => inPlane(layer.map((row) => onCircle(p, row)));
   const fit = (points) => points.map((p) => times(p, 1 / size));
   return {
     curve: fit(curve),
     points: fit(samples.map(({ stops }) => inPlane(stops[stop]))),
-    ellipse: fit(circle.map(image).map(inPlane))
+    ellipse: fit(stop > 1 ? around(96).map(image) : [])
   };
 }
 
@@ -103,38 +102,35 @@ function drawPlane(net, now, t, width) {
   const samples = now.stops.map((stops) => ({ stops, share: (stops[0][0] - low) / (high - low) }));
   const from = Math.min(Math.floor(2 * t), 2 * depthOf(net) - 1);
   const way = 2 * t - from;
-  const frame = (f) => frameOf(net, Math.min(f + 1, 2 * depthOf(net)), line, samples);
+  const frame = (f) => frameOf(net, Math.min(f + 1, 2 * depthOf(net)), line, samples, f < 2 * depthOf(net) ? 0.07 : 0);
   const [before, after] = [frame(from), frame(from + 1)];
   const mix = (a, b) => a.map((p, i) => p.map((v, k) => v + (b[i][k] - v) * way));
   const points = mix(before.points, after.points);
-  const circle = count(97).map((i) => at([Math.cos((i * Math.PI) / 48), Math.sin((i * Math.PI) / 48)]));
-  const fading = (opacity, content) => `<g opacity="${opacity.toFixed(2)}">${content}</g>`;
-  const parts = [path(circle, "limit", true), disc("center", ...center, 2.5)];
+  const parts = [path(around(96).map(at), "limit", true), disc("center", ...center, 2.5)];
   for (const [ellipse, opacity] of [
     [before.ellipse, 1 - way],
     [after.ellipse, way]
   ]) {
-    if (ellipse && ellipse.length && opacity > 0) parts.push(fading(opacity, path(ellipse.map(at), "hull", true)));
+    if (ellipse && ellipse.length && opacity > 0) parts.push(faded(opacity, path(ellipse.map(at), "hull", true)));
   }
   const away = from % 2 ? way : 1 - way; // how far the samples are from being on the circle
   if (t < depthOf(net))
     parts.push(
-      fading(
+      faded(
         0.2 + 0.8 * away,
         joined(points, (p) => path([at([0, 0]), at(p)], "trail"))
       )
     );
   parts.push(path(mix(before.curve, after.curve).map(at), "folded"));
   const reading = clamp(2 * (t - depthOf(net)) + 1, 0, 1);
-  if (reading) parts.push(fading(reading, boundaries(net, at)));
+  if (reading) parts.push(faded(reading, boundaries(net, at)));
   parts.push(joined(points, (p, i) => markOf(net.labels[i], ...at(p))));
   return { height, content: parts.join("") };
 }
 
 // Where the two highest scores are equal, in the plane of the last LayerNorm.
 function boundaries(net, at) {
-  const scores = (p) =>
-    net.layers.at(-1).map((row) => Math.sqrt(3) * (p[0] * dot(FLAT[0], row) + p[1] * dot(FLAT[1], row)) + row[3]);
+  const scores = (p) => net.layers.at(-1).map((row) => onCircle(p, row));
   const classes = count(net.classes);
   const pairs = classes.flatMap((i) => classes.slice(i + 1).map((j) => [i, j]));
   return pairs
@@ -152,12 +148,12 @@ function boundaries(net, at) {
 
 // Rows of places, one for each LayerNorm that is passed, and threads between them.
 function drawRows(net, now, t, width) {
-  const [left, right, top, gap] = [width < 520 ? 92 : 128, 66, 18, 46];
+  const [left, right, top, gap] = [100, 66, 18, 46];
   const x = (v) => left + v * (width - left - right);
   const y = (row) => top + row * gap;
   const parts = [];
   now.places.forEach((row, k) => {
-    const name = k === 0 ? "the line" : k < depthOf(net) ? `LayerNorm ${k}` : `LayerNorm ${k}: class`;
+    const name = k === 0 ? "the line" : k < depthOf(net) ? `LayerNorm ${k}` : "classes";
     parts.push(
       path(
         [

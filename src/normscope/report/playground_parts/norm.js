@@ -8,6 +8,8 @@ const highest = (v) => Math.max(...v);
 const lowest = (v) => Math.min(...v);
 const unit = (v) => times(v, 1 / (length(v) || 1));
 const clamp = (v, low, high) => Math.min(high, Math.max(low, v));
+// Points of the unit circle, the first again at the end.
+const around = (n) => count(n + 1).map((i) => [Math.cos, Math.sin].map((of) => of((2 * Math.PI * i) / n)));
 const joined = (list, html) => list.map(html).join("");
 const count = (n) => Array.from({ length: n }, (_, i) => i);
 

@@ -103,7 +103,7 @@ function init(root, { read = () => "", write = () => {} } = {}) {
     say("head", Math.abs(state.t - step) > 0.02 && !skips(state, step) ? `On the way. ${head}` : head);
     say("rest", rest);
     say("able", `${able} of ${total}`);
-    const [first, last] = [0, 4].map((i) => total - lostIn(verdicts(now.stops.map((each) => each[i]))));
+    const [first, last] = [0, 4].map((i) => total - lostAt(now, i));
     say(
       "able-hint",
       `${first} as inputs, ${last} as outputs of this norm. A square is a key inside the hull of the others: whatever the query, another one scores as high.`

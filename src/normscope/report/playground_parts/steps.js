@@ -65,6 +65,14 @@ function measure(state) {
 }
 const lostIn = (found) => found.filter((each) => !each.selectable).length;
 
+// How many keys are lost at a whole step; remembered while only the time changes.
+let remembered = ["", {}];
+function lostAt({ norm, inputs, stops }, step) {
+  const question = JSON.stringify([norm, inputs]);
+  if (remembered[0] !== question) remembered = [question, {}];
+  return (remembered[1][step] ??= lostIn(verdicts(stops.map((each) => each[step]))));
+}
+
 // ---- the picture: blocks of two or three channels, each drawn by itself
 
 function blocksOf({ channels, groups }) {
@@ -144,6 +152,7 @@ function markOf(label, x, y, r = 5) {
     true
   );
 }
+const faded = (opacity, content) => `<g opacity="${opacity.toFixed(2)}">${content}</g>`;
 const text = (x, y, words, kind, anchor = "start") =>
   `<text class="${kind}" x="${px(x)}" y="${px(y)}" text-anchor="${anchor}">${words}</text>`;
 
@@ -159,18 +168,16 @@ function outline(panel, now, t, factor) {
   const radius = factor * Math.sqrt(whole);
   const flattened = (v) => v.map((x) => radius * (x - (kept * sum(v)) / size));
   const carried = (v) => flattened(v).map((x, i) => x * gain[i]);
-  const points = count(97).map((i) => {
-    const direction = [Math.cos((i * Math.PI) / 48), Math.sin((i * Math.PI) / 48)];
-    const pulled = flattened(gain.map((g, k) => g * (direction[0] * rows[0][k] + direction[1] * rows[1][k])));
+  const points = around(96).map(([cos, sin]) => {
+    const pulled = flattened(gain.map((g, k) => g * (cos * rows[0][k] + sin * rows[1][k])));
     const v = length(pulled) > 1e-12 ? carried(unit(pulled)) : gain.map(() => 0);
     return at(v.map((x, k) => x + bias[k]));
   });
   const ring = (a, b) =>
-    count(49).map((i) => {
-      const [cos, sin] = [Math.cos((i * Math.PI) / 24), Math.sin((i * Math.PI) / 24)];
-      return at(carried(count(size).map((k) => cos * (k === a) + sin * (k === b))).map((x, k) => x + bias[k]));
-    });
-  return { points, flat: kept === 1, rings: size === 3 && kept < 1 ? [ring(0, 1), ring(1, 2), ring(0, 2)] : [] };
+    around(48).map(([cos, sin]) =>
+      at(carried(count(size).map((k) => cos * (k === a) + sin * (k === b))).map((x, k) => x + bias[k]))
+    );
+  return { points, rings: size === 3 && kept < 1 ? [ring(0, 1), ring(1, 2), ring(0, 2)] : [] };
 }
 
 function box(panel, now, t) {
@@ -189,17 +196,17 @@ function drawPanel(panel, state, now) {
   const cut = (v) => block.map((i) => v[i]);
   const parts = [];
   const group = groupSize(now.norm);
-  const shade = (opacity, content) => parts.push(`<g opacity="${opacity.toFixed(2)}">${content}</g>`);
   if (now.norm.project && group === block.length) {
     const plane = outline(panel, now, t, (0.92 * reach) / Math.sqrt(group)).points;
-    shade(0.3 + 0.7 * clamp(t, 0, 1), path(plane, block.length === 3 ? "plane" : "plane line", true));
+    parts.push(faded(0.3 + 0.7 * clamp(t, 0, 1), path(plane, block.length === 3 ? "plane" : "plane line", true)));
   }
   const axes = block.map((c, k) => [c, block.map((_, i) => reach * (i === k))]);
   axes.forEach(([, end]) => parts.push(path([at(times(end, -1)), at(end)], "axis")));
   if (now.norm.scale) {
     const limit = group < block.length ? null : outline(panel, now, t, 1);
     const rings = limit && joined(limit.rings, (each) => path(each, "limit thin"));
-    shade(0.2 + 0.8 * clamp(t - 1, 0, 1), limit ? path(limit.points, "limit", true) + rings : box(panel, now, t));
+    const shape = limit ? path(limit.points, "limit", true) + rings : box(panel, now, t);
+    parts.push(faded(0.2 + 0.8 * clamp(t - 1, 0, 1), shape));
   }
   if (now.edges) parts.push(joined(now.edges, ([i, j]) => path([at(now.keys[i]), at(now.keys[j])], "hull")));
   const from = Math.floor(t);

@@ -64,8 +64,7 @@ function scalingCaption(state, now, lost) {
   const points = { box: "the corners of a box", segment: "two points for each group" }[round];
   const onto = points || (norm.groups > 1 ? `one ${round} for each group` : `a ${round}`);
   const near = norm.eps > 1e-3 ? `, or less: eps = ${number(norm.eps)} leaves short inputs inside` : "";
-  const freed =
-    state.t < 2 && lost < lostIn(verdicts(now.stops.map((each) => each[1]))) ? "Scaling has begun to free keys. " : "";
+  const freed = state.t < 2 && lost < lostAt(now, 1) ? "Scaling has begun to free keys. " : "";
   const why = points ? ": inputs with the same signs fall together" : "";
   const rest = lost
     ? `${lost} of ${total} keys can’t be selected${why}.`
@@ -103,7 +102,7 @@ function queryHint(state, now) {
   if (state.tilt) return `Tilted by ${state.tilt}°, the query prefers some keys. ${even}`;
   if (highest(scores) - lowest(scores) < 1e-9)
     return norm.project
-      ? "All bars are equal: the query is the normal of the plane, so every key has the same score. This is how a head averages."
+      ? `All bars are equal: the query is the normal of ${norm.groups > 1 ? "each" : "the"} plane, so every key has the same score. This is how a head averages.`
       : "All bars are equal: the query reads a channel that is the same in every key.";
   return norm.project
     ? `${even} Before the projection even this query prefers some keys.`
