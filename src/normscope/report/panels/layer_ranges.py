@@ -24,8 +24,8 @@ def panels(result: LayerRanges) -> Iterator[Panel]:
             yield _stream(result, stream)
             break
     others = [row for row in result.tensors if row.what in INSIDE and row.bound is not None]
-    if any(row.used is not None for row in others):
-        yield _others(others)
+    if others:
+        yield _others(result, others)
 
 
 def _layers(result: LayerRanges) -> Panel:
@@ -59,19 +59,7 @@ def _layers(result: LayerRanges) -> Panel:
         see += largest
         return Panel(title=title, see=see, marks=(mark,), notes=tuple(notes), **common)
     rows = sorted(bounded, key=lambda row: -abs(row.bound or 0.0))
-    low = min(abs(row.bound or 0.0) for row in rows) or 1e-3
-    end = result.limit.largest
-    top = abs(rows[0].bound or 0.0)
-    near = end < 100 * top
-    mark = DotsAndRange(
-        tuple(_row(row, share=False) for row in rows),
-        low / 2,
-        2 * max(top, end if near else top),
-        "largest output, log scale",
-        log=True,
-        lines=(Line(end, f"end of {result.limit.type}"),) if near else (),
-        headings=("limit", ""),
-    )
+    mark, top = _by_limit(result, rows), abs(rows[0].bound or 0.0)
     title = f"Every one of {count(len(bounded), 'linear layer')} stays within ±{number(top)}, whatever the input"
     see = "The bracket is what no output of the layer can exceed. What a text uses of it, a text shows."
     return Panel(
@@ -79,23 +67,32 @@ def _layers(result: LayerRanges) -> Panel:
     )
 
 
-def _others(rows: list[TensorRange]) -> Panel:
+def _others(result: LayerRanges, rows: list[TensorRange]) -> Panel:
     """Queries, keys, values, scores and the like."""
-    used = sorted((row for row in rows if row.used is not None), key=lambda row: -(row.used or 0.0))
-    kinds = list(dict.fromkeys(row.what for row in used))
-    worst = {kind: max(abs(row.bound or 0.0) for row in used if row.what == kind) for kind in kinds}
+    rows = sorted(rows, key=lambda row: -abs(row.bound or 0.0))
+    kinds = list(dict.fromkeys(row.what for row in rows))
+    worst = {kind: max(abs(row.bound or 0.0) for row in rows if row.what == kind) for kind in kinds}
+    title = f"Inside attention and MLPs nothing goes beyond ±{number(max(worst.values()))}, whatever the input"
     limits = ", ".join(f"{kind} ±{number(worst[kind])}" for kind in kinds)
-    mark = DotsAndRange(
-        tuple(_row(row, share=True) for row in used),
-        0.0,
-        1.0,
-        "share of the limit",
-        percent=True,
-        headings=("limit", "used"),
-    )
-    title = f"Inside attention and MLPs, the text used at most {percent(used[0].used or 0.0)} of a limit"
     see = f"The same for what is not the output of a linear layer. The largest limits: {limits}."
-    return Panel("tensors", "ranges", title, see, (mark,), paper="riechers", formula=FORMULA)
+    return Panel("tensors", "ranges", title, see, (_by_limit(result, rows),), paper="riechers", formula=FORMULA)
+
+
+def _by_limit(result: LayerRanges, rows: list[TensorRange]) -> DotsAndRange:
+    """Rows on one log scale, the largest limit first."""
+    low = min((abs(row.bound) for row in rows if row.bound), default=1e-3)
+    top, end = abs(rows[0].bound or 0.0), result.limit.largest
+    near = end < 100 * top
+    seen = any(row.observed is not None for row in rows)
+    return DotsAndRange(
+        tuple(_row(row, share=False) for row in rows),
+        low / 2,
+        2 * max(top, end if near else top),
+        "largest value, log scale",
+        log=True,
+        lines=(Line(end, f"end of {result.limit.type}"),) if near else (),
+        headings=("limit", "on the text" if seen else ""),
+    )
 
 
 def _row(row: TensorRange, *, share: bool) -> Row:
@@ -105,7 +102,7 @@ def _row(row: TensorRange, *, share: bool) -> Row:
         limit=1.0 if share else size,
         seen=row.used if share else None,
         text=f"±{number(size)}",
-        more=percent(row.used or 0.0) if share else "",
+        more=percent(row.used or 0.0) if share else "" if row.observed is None else number(row.observed),
         tight=row.grade in TIGHT,
         norm=row.norm,
     )
