@@ -19,6 +19,7 @@ from normscope.cli.options import (
     TextOption,
     command,
     model_of,
+    printable,
     progress,
     require_writable,
     run_on,
@@ -35,6 +36,7 @@ __all__ = [
     "memorize",
     "playground",
     "ranges",
+    "report",
     "separability",
     "shatter",
     "spikes",
@@ -86,7 +88,33 @@ def check(
     return ask(model_of(model), **run_on(text, inputs, lines), **chosen, device=device, dtype=dtype, progress=progress)
 
 
-@command(page=True, picture=True)
+def report(
+    model: ModelArgument = None,
+    *,
+    text: TextOption = None,
+    lines: LinesFlag = False,
+    inputs: InputsOption = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Write the page here (.html).")] = Path("report.html"),
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="Stop after this many seconds; what is left is listed with its command.", min=0),
+    ] = None,
+    device: DeviceOption = DEVICE,
+    dtype: DtypeOption = DTYPE,
+    force: ForceFlag = False,
+) -> None:
+    """Everything about a model on one page: findings, a map, every norm, ranges, heads, vocabulary, folding."""
+    from normscope.report_file import write_report
+    from normscope.results.finding_list import MARKS
+
+    given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype, "progress": progress}
+    findings = write_report(model_of(model), out, seconds=seconds, force=force, **given)
+    for finding in findings.findings:
+        print(printable(f"{MARKS[finding.severity]} {finding.title}"))
+    tell_written([out])
+
+
+@command(picture=True)
 def inspect(
     model: ModelArgument = None,
     text: TextOption = None,
