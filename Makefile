@@ -9,7 +9,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 demo: $(VENV)/.installed
 	@mkdir -p build
-	$(BIN)/normscope inspect --text sample --html build/report.html --picture build/geometry.png --force
+	$(BIN)/normscope report --text sample -o build/report.html --force
+	$(BIN)/normscope inspect --text sample --picture build/geometry.png --force
 
 test: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile

@@ -123,7 +123,8 @@ def test_a_text_shows_where_the_inputs_land_as_capture_sees_them():
     with normscope.capture(model) as captured, torch.no_grad():
         for batch in batches:
             model(**batch, use_cache=False)
-    tokens = sum(batch["input_ids"].numel() for batch in batches)
+    ids = [batch["input_ids"][0] for batch in batches]
+    tokens = sum(map(len, ids))
     for norm in inspection.norms:
         x = captured.norms[normscope.find(demo_model())[norm.name].path].input.double().numpy()
         x = x.reshape(-1, norm.found.size)
@@ -135,7 +136,12 @@ def test_a_text_shows_where_the_inputs_land_as_capture_sees_them():
         assert norm.landing.nonlinearity.median == pytest.approx(np.median(bent), rel=1e-4)
         assert [entry.groups for entry in norm.landing.group_factors] == [2, 4, 8, 16]
         assert all(entry.factor.median > 1 for entry in norm.landing.group_factors)
-        assert norm.landing.points.shape == (min(tokens, 400), 3)
+        assert norm.landing.points.shape == (len(norm.landing.sample.numbers), 3)
+        at = np.abs(x).max(axis=1).argmax()
+        largest = norm.landing.largest
+        assert float(largest) == pytest.approx(np.abs(x).max(), rel=1e-6)
+        assert (largest.channel, largest.token.position) == (np.abs(x[at]).argmax(), at % len(ids[0]))
+        assert largest.token.text in text
         inside = np.sum((norm.landing.points / norm.axes.lengths[:3]) ** 2, axis=1)
         assert np.all(inside <= 1 + 1e-9)
 

@@ -220,3 +220,43 @@ def test_a_channel_that_never_changes_and_one_that_is_huge_do_no_harm():
 def test_wide_models_have_no_room_for_full_fits():
     assert affine_fit.room_for_full_fits([576] * 61)
     assert not affine_fit.room_for_full_fits([8192])
+
+
+@given(size=st.integers(2, 12), seed=seeds, project=st.booleans(), count=st.integers(1, 300))
+def test_a_sample_has_shares_distances_and_planes_as_they_are_defined(size, seed, project, count):
+    rng = np.random.default_rng(seed)
+    norm = Norm(gain=rng.uniform(0.5, 2, size) * rng.choice([-1, 1], size), bias=rng.normal(size=size), project=project)
+    x = rng.normal(size=(count, size)) * rng.choice([1e-4, 1.0, 1e4], (count, 1))
+    landing = gathered(norm, x).result()
+    sample, ellipsoid = landing.sample, norm.ellipsoid
+    assert {0, int(np.abs(x).max(axis=1).argmax())} <= set(sample.numbers.tolist())
+    assert float(landing.largest) == np.abs(x).max()
+    rows = x[sample.numbers]
+    u = (norm(rows) - norm.bias) @ ellipsoid.axes() / ellipsoid.lengths
+    used = [np.median(u**2, axis=0), np.quantile(u**2, 0.95, axis=0), np.max(u**2, axis=0)]
+    if len(np.unique(ellipsoid.lengths.round(9))) == ellipsoid.dimension:  # otherwise axes are free to turn
+        assert sample.shares == pytest.approx(np.transpose(used), abs=1e-9)
+        if sample.planes is not None:
+            assert np.abs(sample.planes) == pytest.approx(np.abs(u[:, sample.plane_axes]), abs=1e-9)
+    assert sample.distances == pytest.approx(1 - norm.nearness(rows)[:, 0], abs=1e-12)
+    assert sample.peaks.tolist() == np.abs(rows).max(axis=1).tolist()
+    projected = rows - rows.mean(axis=1, keepdims=True) * project
+    if count <= 200:  # all inputs are in the sample
+        steps = np.tan(np.radians(10)) * np.linalg.norm(projected, axis=1)
+        assert landing.step.median == pytest.approx(np.median(steps))
+
+
+def test_the_distance_to_the_surface_keeps_its_digits_and_knows_where_eps_stands():
+    norm, x = Norm(gain=np.ones(2), project=False, eps=1e-12), np.array([[1e3, 1e3], [0.0, 0.0]])
+    for place, expected in (("inside", 0.5e-18), ("outside", 1e-15), ("floor", 0.0)):
+        gatherer = LandingGatherer(norm, place)
+        gatherer.add(x)
+        found = gatherer.result().sample.distances
+        assert found[0] == pytest.approx(expected, rel=1e-6)
+        assert found[1] == 1.0
+
+
+def test_a_norm_without_a_surface_has_neither_shares_nor_distances():
+    landing = gathered(Norm(gain=np.ones(4), scale=False), np.eye(4)).result()
+    assert landing.sample.shares is landing.sample.distances is landing.step is None
+    assert landing.sample.input_shares.tolist() == [0.0] * 4  # the median of 0, 0, 0, 1

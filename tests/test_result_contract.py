@@ -165,7 +165,7 @@ def test_every_type_describes_itself(kind):
     assert found.__name__.lower() == kind.replace("_", "")  # normscope.results finds it by that
     assert found.__doc__
     jsonschema.Draft202012Validator.check_schema(found.json_schema())
-    for place in (found.checked_by, found.plotted_by, found.remarked_by):
+    for place in (found.checked_by, found.plotted_by, found.remarked_by, found.shown_by):
         assert place is None or callable(named(place))
     assert "__repr__" in vars(found)
     for _, table, rows in annotated(found, Table):

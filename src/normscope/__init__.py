@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from normscope import capacity, errors, nn, results
+    from normscope.check_model import check
     from normscope.data import demo_model
     from normscope.geometry import Ellipsoid
     from normscope.models.capture import capture
@@ -36,6 +37,7 @@ _HOMES = {
     "Ellipsoid": "geometry",
     "Norm": "norm",
     "capture": "models.capture",
+    "check": "check_model",
     "demo_model": "data",
     "find": "models.find",
     "fold": "rewrite.fold",
@@ -59,6 +61,7 @@ __all__ = [
     "__version__",
     "capacity",
     "capture",
+    "check",
     "demo_model",
     "errors",
     "find",

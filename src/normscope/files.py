@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PICTURES = (".pdf", ".png", ".svg")
+SARIF = (".sarif", ".json")
 PAGES = (".html", ".htm")
 UNFINISHED = ".normscope-"  # prefix of files that are being written
 FOLDER = f"{UNFINISHED}folder-"  # and of folders;

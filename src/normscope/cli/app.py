@@ -1,7 +1,7 @@
 """The command line: arguments and exit codes, nothing else.
 
-0: done; 1: something that was checked does not hold; 2: bad input; 141 in a shell: the reader closed the pipe, as
-`| head` does (the process ends by SIGPIPE, as other tools do).
+0: done; 1: something that was checked does not hold, or an error was found; 2: bad input; 141 in a shell: the reader
+closed the pipe, as `| head` does (the process ends by SIGPIPE, as other tools do).
 """
 
 import io

@@ -19,6 +19,7 @@ from normscope.cli.options import (
     TextOption,
     command,
     model_of,
+    printable,
     progress,
     require_writable,
     run_on,
@@ -28,12 +29,14 @@ from normscope.cli.options import (
 from normscope.errors import InputError
 
 __all__ = [
+    "check",
     "fold",
     "inspect",
     "keys",
     "memorize",
     "playground",
     "ranges",
+    "report",
     "separability",
     "shatter",
     "spikes",
@@ -42,7 +45,76 @@ __all__ = [
 ]
 
 
-@command(page=True, picture=True)
+class Severity(StrEnum):
+    error = "error"
+    warning = "warning"
+    note = "note"
+
+
+@command(sarif=True)
+def check(
+    model: ModelArgument = None,
+    *,
+    text: TextOption = None,
+    lines: LinesFlag = False,
+    inputs: InputsOption = None,
+    select: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RULE", help="Only these rules: NS102, massive-activation, NS1; may be repeated."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="RULE", help="Leave these rules out; may be repeated.")
+    ] = None,
+    severity: Annotated[
+        Severity | None, typer.Option(help="Only findings of this severity or above. Default: note.")
+    ] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Stop after this many seconds; what is left is listed as not checked.", min=0)
+    ] = None,
+    explain: Annotated[
+        str | None, typer.Option(metavar="RULE", help="Explain a rule, such as NS102, or all, and stop.")
+    ] = None,
+    device: DeviceOption = DEVICE,
+    dtype: DtypeOption = DTYPE,
+) -> Any:
+    """What is unusual about a model, why it matters, how sure that is, and what to do: the findings of all rules."""
+    from normscope.check_model import check as ask
+    from normscope.cli.check_settings import explanation, settings
+
+    if explain is not None:
+        print(explanation(explain))
+        raise typer.Exit
+    chosen = settings(Path.cwd(), select=select, ignore=ignore, severity=severity, seconds=seconds)
+    return ask(model_of(model), **run_on(text, inputs, lines), **chosen, device=device, dtype=dtype, progress=progress)
+
+
+def report(
+    model: ModelArgument = None,
+    *,
+    text: TextOption = None,
+    lines: LinesFlag = False,
+    inputs: InputsOption = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Write the page here (.html).")] = Path("report.html"),
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="Stop after this many seconds; what is left is listed with its command.", min=0),
+    ] = None,
+    device: DeviceOption = DEVICE,
+    dtype: DtypeOption = DTYPE,
+    force: ForceFlag = False,
+) -> None:
+    """Everything about a model on one page: findings, a map, every norm, ranges, heads, vocabulary, folding."""
+    from normscope.report_file import write_report
+    from normscope.results.finding_list import MARKS
+
+    given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype, "progress": progress}
+    findings = write_report(model_of(model), out, seconds=seconds, force=force, **given)
+    for finding in findings.findings:
+        print(printable(f"{MARKS[finding.severity]} {finding.title}"))
+    tell_written([out])
+
+
+@command(picture=True)
 def inspect(
     model: ModelArgument = None,
     text: TextOption = None,

@@ -42,7 +42,6 @@ ResumeOption = Annotated[
     Path | None,
     typer.Option("-o", "--out", help="Save the result here (.safetensors); resume from it if it exists."),
 ]
-HtmlOption = Annotated[Path | None, typer.Option("--html", help="Write one self-contained page here.")]
 CsvFlag = Annotated[bool, typer.Option("--csv", metavar="", help="Print the main table as CSV, with all columns.")]
 AllFlag = Annotated[bool, typer.Option("--all", metavar="", help="Show all columns and tables.")]
 PictureOption = Annotated[Path | None, typer.Option("--picture", help="Write a picture here: .png, .svg or .pdf.")]
@@ -53,6 +52,9 @@ ScalesOption = Annotated[
         help="Write certified scales of keys, values and layer inputs for float8_e4m3 here (.safetensors), under the "
         "names that checkpoints use, and show what they cost on the text.",
     ),
+]
+SarifOption = Annotated[
+    Path | None, typer.Option("--sarif", help="Write the findings here in SARIF 2.1.0 (.sarif or .json).")
 ]
 ForceFlag = Annotated[bool, typer.Option("--force", metavar="", help="Replace files that exist.")]
 InputsOption = Annotated[
@@ -148,28 +150,33 @@ def printable(line: str) -> str:
 
 
 def command(
-    *, page: bool = False, picture: bool = False, scales: bool = False, saves: bool = True, resumes: bool = False
+    *,
+    picture: bool = False,
+    scales: bool = False,
+    sarif: bool = False,
+    saves: bool = True,
+    resumes: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a command of a function that returns a result: every command saves, draws and shows it the same way.
 
-    Adds --json, --csv and --all; -o (with `saves`) and --force; --html (with `page`); --picture (with `picture`);
+    Adds --json, --csv and --all; -o (with `saves`) and --force; --picture (with `picture`); --sarif (with `sarif`);
     --scales (with `scales`): an argument of that name then says whether the result must have scales. A command that
     `resumes` takes the path of -o as its argument `resume`, and saves there by itself. An argument `keep` says whether
-    the result will be saved. The exit code is 1 where a certificate does not hold.
+    the result will be saved. The exit code is 1 where `Result.failure` says why.
     """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., None]:
         own = inspect.signature(function)
         added: dict[str, tuple[Any, Any]] = {}
-        if page:
-            added["html"] = (HtmlOption, None)
         if picture:
             added["picture"] = (PictureOption, None)
         if scales:
             added["scales"] = (ScalesOption, None)
+        if sarif:
+            added["sarif"] = (SarifOption, None)
         if saves or resumes:
             added["save"] = (ResumeOption if resumes else SaveOption, None)
-        if page or picture or saves:
+        if picture or saves:
             added["force"] = (ForceFlag, False)
         added |= {"json": (JsonFlag, False), "csv": (CsvFlag, False), "everything": (AllFlag, False)}
 
@@ -216,15 +223,15 @@ def command(
 
 def _require_possible(form: Mapping[str, Any], resumes: bool) -> None:
     """Refuse outputs that could not be written or shown, before the work begins."""
-    from normscope.files import PAGES, PICTURES
+    from normscope.files import PICTURES, SARIF
     from normscope.results.result import ENDINGS
 
     if form["json"] and form["csv"]:
         raise InputError("--json and --csv cannot be combined: both are printed on standard output")
-    require_writable(form.get("html"), PAGES, form.get("force", False))
     require_writable(form.get("picture"), PICTURES, form.get("force", False))
     require_writable(form.get("save"), ENDINGS, form.get("force", False) or resumes)
     require_writable(form.get("scales"), ENDINGS, form.get("force", False))
+    require_writable(form.get("sarif"), SARIF, form.get("force", False))
     both = [form[name].resolve() for name in ("scales", "save") if form.get(name) is not None]
     if len(both) != len(set(both)):
         raise InputError(f"--scales and -o must be different files, got {form['save']} for both")
@@ -232,20 +239,20 @@ def _require_possible(form: Mapping[str, Any], resumes: bool) -> None:
 
 def _finish(result: Any, form: Mapping[str, Any], resumes: bool) -> None:
     contents: dict[Path, bytes] = {}
-    if form.get("html") is not None:
-        from normscope.report.page import render
-
-        contents[form["html"]] = render(result).encode()
     contents |= picture_of(form.get("picture"), result.plot)
     if form.get("scales") is not None:
         contents[form["scales"]] = result.scales_file()
+    if form.get("sarif") is not None:
+        from normscope.report.sarif import as_sarif
+
+        contents[form["sarif"]] = jsonlib.dumps(as_sarif(result), indent=2, allow_nan=False).encode()
     if form.get("save") is not None and not resumes:
         contents[form["save"]] = result.to_bytes()
     write(contents)
     _show(result, form)
     tell_written([*contents, *([form["save"]] if resumes and form["save"] is not None else [])])
-    if result.holds is False:
-        print("normscope: a certificate did not hold when it was checked", file=sys.stderr)
+    if (failure := result.failure()) is not None:
+        print(f"normscope: {failure}", file=sys.stderr)
         raise typer.Exit(1)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from normscope.data import name_of
 from normscope.errors import InputError
-from normscope.models.batches import Batch, Inputs, as_batches, first_batch
+from normscope.models.batches import Batch, Inputs, as_batches, batches_for, first_batch
 from normscope.models.find import find, find_stored, find_traced
 from normscope.models.held_types import held_otherwise, input_ranges
 from normscope.models.load import (
@@ -66,6 +66,23 @@ class Subject:
         self._device, self._dtype = device, dtype
         self.path = None if isinstance(model, nn.Module) else Path(model)
         self.name = type(model).__name__ if self.path is None else name_of(self.path)
+
+    @classmethod
+    def of(
+        cls,
+        model: "Model",
+        *,
+        text: Text | None = None,
+        inputs: Inputs | None = None,
+        device: str = "cpu",
+        dtype: str | None = None,
+    ) -> "Subject":
+        """The subject of a study. One that several studies share is passed as the model, and has its own text."""
+        if not isinstance(model, Subject):
+            return cls(model, text=text, inputs=inputs, device=device, dtype=dtype)
+        if text is not None or inputs is not None:
+            raise InputError("text and inputs must be given when the subject is made, not when it is shared")
+        return model
 
     @property
     def runs(self) -> bool:
@@ -147,8 +164,10 @@ class Subject:
 
     def without_text(self) -> "Subject":
         """The same model without the text; itself where there is none."""
-        if self._text is None:
-            return self
+        return self if self._text is None else self._plain
+
+    @cached_property
+    def _plain(self) -> "Subject":
         return Subject(self._model, device=self._device, dtype=self._dtype)
 
     def held_otherwise(self, dtype: str) -> frozenset[str]:
@@ -170,9 +189,11 @@ class Subject:
         return {} if self.path is None else input_ranges(self.path)
 
     def batches(self) -> Iterable[Mapping[str, Tensor]]:
-        """The batches to run the model on, to be iterated once; none without a text and inputs."""
+        """The batches to run the model on; none without a text and inputs. An iterator of them serves only once."""
         if self._text is not None:
             return self._text_batches
+        if isinstance(self._inputs, Mapping | Tensor | tuple | list):
+            return batches_for(self.module, self._inputs)
         return () if self._example is None else self._given
 
     @property
@@ -199,6 +220,9 @@ class Subject:
         assert self._inputs is not None
         self._rest = as_batches(self._inputs)
         return next(self._rest)
+
+
+Model = nn.Module | str | Path | Subject  # what a study takes as its model
 
 
 def _names_a_file(text: str) -> bool:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from normscope.results.describe import Shown, tables_of
-from normscope.results.result import Result
+from normscope.results.result import Result, named
 
 WIDTH = 100  # columns, where the output is not a terminal
 WIDEST = 40  # characters of a text before it is wrapped, where a table has all columns
@@ -26,7 +26,10 @@ def as_text(result: Result, *, everything: bool = False) -> str:
 
 
 def show(result: Result, console: Console, *, everything: bool = False) -> None:
-    """What stands out first; then tables with the main columns, or with all."""
+    """What stands out first; then tables with the main columns, or with all; or as the type shows itself."""
+    if result.shown_by is not None and not everything:
+        named(result.shown_by)(result, console)
+        return
     for remark in result.remarks():
         console.print(Text(f"• {printable(remark)}"))
     for shown in tables_of(result, brief=not everything):

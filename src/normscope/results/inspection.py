@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from normscope.certificates.key_certificates import Ints
 from normscope.checks import Floats
 from normscope.results.describe import IN_ROW, NOT_IN_JSON, Column, InRow, Table
 from normscope.results.inventory import FoundNorm
@@ -109,6 +110,49 @@ def factors_shown(factors: tuple[GroupFactor, ...]) -> str:
 
 
 @dataclass(frozen=True)
+class TokenAt:
+    """A token of the text, by its place in the run."""
+
+    sequence: int
+    position: int  # in it, special tokens counted
+    text: str | None  # None without a tokenizer
+
+
+@dataclass(frozen=True)
+class LargestInput:
+    """The entry of largest absolute value among all inputs of a norm. A table shows its absolute value."""
+
+    value: float
+    channel: int
+    token: TokenAt | None  # None where inputs are not tokens, one for one
+
+    def __float__(self) -> float:
+        return abs(self.value)
+
+    def __format__(self, form: str) -> str:
+        return format(abs(self.value), form)
+
+
+@dataclass(frozen=True, eq=False)
+class LandedSample:
+    """About 200 inputs of a norm, for pictures; u are the coordinates of its output along the axes, over their lengths.
+
+    None where the norm has no surface, or too many axes to be listed.
+    """
+
+    numbers: Ints  # (n,), of the inputs in the run, ascending
+    peaks: Floats  # (n,), largest absolute entry of each input
+    input_shares: Floats  # (N,), median share of each channel in the squared length of an input
+    distances: Floats | None = None  # (n,), from the output to the surface, relative: 0 is on it, 1 is the center
+    shares: Floats | None = None  # (d, 3), of uᵢ² over outputs: median, 95%, largest; longest axis first
+    axis_channels: Ints | None = None  # (d,), the channel that weighs most in each axis
+    axis_weights: Floats | None = None  # (d,), its weight, 1 if the axis is that channel
+    axes_used: Floats | None = None  # (n,), as if an output used that many axes evenly
+    plane_axes: Ints | None = None  # (6,), axes by rank: two longest, two flattest, two busiest
+    planes: Floats | None = None  # (n, 6), u along these
+
+
+@dataclass(frozen=True)
 class Landing:
     """Where the real inputs of a norm land, over all tokens of a text. Tables show medians."""
 
@@ -168,6 +212,27 @@ class Landing:
             brief=False,
         ),
     ] = None
+    largest: Annotated[
+        LargestInput | None,
+        Column("largest input", "The largest absolute entry of any input.", ".4g", brief=False),
+    ] = None
+    typical: Annotated[
+        float | None, Column("median input", "Median absolute entry of about 200 inputs.", ".3g", brief=False)
+    ] = None
+    step: Annotated[
+        Spread | None,  # None without the scale step
+        Column(
+            "step for 10°",
+            "How long a step at the input turns the normalized vector by 10°: its length times tan 10°.",
+            ".3g",
+            brief=False,
+        ),
+    ] = None
+    axes_used: Annotated[
+        Spread | None,
+        Column("axes used", "As if a token used that many axes evenly: (Σs)²/Σs² of its shares.", ".3g", brief=False),
+    ] = None
+    sample: Annotated[LandedSample | None, NOT_IN_JSON] = field(default=None, repr=False, compare=False)
     points: Annotated[Floats | None, NOT_IN_JSON] = field(default=None, repr=False, compare=False)
     # Some outputs minus the center, along the three longest axes: (n, 3), n ≤ 400
 
@@ -215,7 +280,7 @@ class NormGeometry:
 class Inspection(
     Result,
     kind="inspection",
-    schema_version=3,
+    schema_version=4,
     plotted_by="normscope.report.pictures:geometry_picture",
     remarked_by="normscope.rules.inspection:remarks",
 ):

@@ -30,6 +30,18 @@ Grade = Literal["exact", "heads", "tight", "quadratic", "intervals"]
 Verdict = Literal["excluded", "too close to call", "not excluded", "reached", "unbounded"]
 
 
+@dataclass(frozen=True)
+class Neurons:
+    """The neurons that a layer reads, over all its calls. A dead one never acts, whatever the input."""
+
+    activation: str
+    count: int
+    dead: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.activation}" + (f", {len(self.dead)} dead" if self.dead else "")
+
+
 def share(value: float) -> str:
     """A share of a bound, as a table shows it."""
     return f"{value:.2f}" if value >= 0.005 or value == 0 else f"{value:.0e}"
@@ -67,6 +79,7 @@ class TensorRange:
         float | None, Column("on the text", "Its largest absolute value on the text.", ".4g", brief=False)
     ] = None
     used: Annotated[float | None, Column("used", "Largest share of a channel's bound on the text.", share)] = None
+    neurons: Annotated[Neurons | None, Column("neurons", "The neurons that it reads.", brief=False)] = None
     why: Annotated[str | None, Column("unbounded because of", "What is not bounded.", brief=False)] = None
     input: Annotated[Floats | None, NOT_IN_JSON] = field(default=None, repr=False, compare=False)  # the witness
     lows: Annotated[Floats | None, NOT_IN_JSON] = field(default=None, repr=False, compare=False)  # of every channel

@@ -35,7 +35,7 @@ from normscope.models.example_inputs import example_inputs
 from normscope.models.find import find_alone
 from normscope.models.float64_run import difference, evaluate, outputs_of
 from normscope.models.graph import ModelGraph, trace
-from normscope.models.subject import Subject, Text
+from normscope.models.subject import Model, Subject, Text
 from normscope.progress import Progress, silent
 from normscope.results.folding import AFTER_LOOKUP, FOLDED, LARGEST_DIFFERENCE, Certificate, Decision, Folding
 from normscope.results.folding import NormVerdict as Verdict
@@ -50,7 +50,7 @@ TRIES = 3  # number of random roundings of the original
 
 
 def fold(
-    model: nn.Module | str | Path,
+    model: Model,
     *,
     text: Text | None = None,
     inputs: Inputs | None = None,
@@ -105,7 +105,7 @@ def fold(
         require_new_folder(Path(out))
     source = Source.of(Path(model)) if isinstance(model, str | Path) else None
     stored = None if source is None else source.dtype
-    subject = Subject(model, text=text, inputs=inputs, device=device, dtype=dtype or stored)
+    subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype or stored)
     if plan:
         if out is not None or rms or untie:
             raise InputError("plan can't be combined with out, rms or untie: it decides, and changes nothing")

@@ -1,9 +1,56 @@
-"""What stands out in a folding, in sentences."""
+"""A rule on what can be folded; and what became of it, in sentences."""
 
 from collections.abc import Iterator
 
-from normscope.results.folding import AFTER_LOOKUP, Folding
+from normscope.results.folding import AFTER_LOOKUP, FOLDED, Folding
 from normscope.results.rows import several
+from normscope.rules.prose import number, part
+from normscope.rules.rule import Outcome, Skipped, found, rule
+
+
+@rule("NS301", "foldable")
+def foldable(result: Folding) -> Outcome:
+    """Gains, biases or means of norms can be folded into the layers around them.
+
+    The folded model computes the same function with norms that have less to do: gain 1, bias 0, and no mean where
+    everything that writes its input is centred. `check` folds and certifies small models; of larger ones it decides
+    from the graph and the stored tensors, and `fold` certifies what it writes.
+
+    What to do: `normscope fold MODEL -o FOLDER`, before you quantise or compile the model.
+    """
+    if not result.norms:
+        return Skipped("the model has no norm that could be folded")
+    gains = [verdict for verdict in result.norms if verdict.affine.what == FOLDED]
+    means = [verdict for verdict in result.norms if verdict.centring.what in (FOLDED, AFTER_LOOKUP)]
+    reasons = "; ".join(f"{each.part} of {several(each.norms)}: {each.reason}" for each in result.reasons[:2])
+    if not gains and not means:
+        return f"Nothing can be folded. {reasons}".rstrip(". ") + "."
+    if result.holds is False:
+        return Skipped("the certificate of the folded model does not hold")
+    parts = [f"the gains of {part(gains, result.norms)}"] if gains else []
+    parts += [f"the means of {part(means, result.norms)}"] if means else []
+    look_ups = " --rms" if any(verdict.centring.what == AFTER_LOOKUP for verdict in means) else ""
+    evidence = "Decided from the graph and the stored tensors; folding runs both models and certifies it."
+    if result.certificate is not None:
+        difference = result.certificate.rewrite_difference or 0.0  # it holds, so there is one
+        evidence = (
+            f"All {result.certificate.identities:,} identities of weights hold; in float64 both models differ by "
+            f"{number(difference)} of the largest output."
+        )
+    return [
+        found(
+            "note",
+            "proved for all inputs" if result.certificate is not None else "heuristic",
+            "folding",
+            title=f"{' and '.join(parts).capitalize()} can be folded into the layers around them.",
+            evidence=evidence + (f" Kept: {reasons}." if reasons else ""),
+            why="The folded model is the same function, and its norms have less to do.",
+            do=f"normscope fold MODEL -o FOLDER{look_ups}.",
+            sites=tuple(verdict.norm for verdict in result.norms if verdict in gains or verdict in means),
+            norms=tuple(verdict.norm for verdict in result.norms if verdict in gains or verdict in means),
+            figure=(len(gains), None),
+        )
+    ]
 
 
 def remarks(result: Folding) -> Iterator[str]:

@@ -1,10 +1,10 @@
 """What every norm of a model is: its kind, the set that its outputs fill, and where real inputs land in it."""
 
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from normscope.checks import Floats
 from normscope.errors import InputError
@@ -12,13 +12,14 @@ from normscope.models.batches import Inputs
 from normscope.models.capture import ROUNDING, ROWS, Activations, capture
 from normscope.models.connections import Connections, connections_of
 from normscope.models.load import run_in_pieces
-from normscope.models.subject import Subject, Text
+from normscope.models.subject import Model, Subject, Text
 from normscope.norm import Norm
 from normscope.progress import Progress, silent
-from normscope.results.inspection import Axes, Channel, Gains, Inspection, Landing, NormGeometry
+from normscope.results.inspection import Axes, Channel, Gains, Inspection, Landing, NormGeometry, TokenAt
 from normscope.results.inventory import FoundNorm, Inventory
 from normscope.studies.affine_fit import room_for_full_fits
 from normscope.studies.landing import LandingGatherer
+from normscope.studies.token_places import TokenPlaces
 
 NEAR_ZERO = 1e-3  # of the median |gain|
 DEAD = float(np.finfo(np.float32).eps)  # of the largest |gain|: zero within the rounding of float32
@@ -26,7 +27,7 @@ FOREMOST = 5  # channels listed per direction
 
 
 def inspect(
-    model: nn.Module | str | Path,
+    model: Model,
     *,
     text: Text | None = None,
     inputs: Inputs | None = None,
@@ -56,7 +57,7 @@ def inspect(
     >>> inspect(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))).norms[0].dimension
     2
     """
-    subject = Subject(model, text=text, inputs=inputs, device=device, dtype=dtype)
+    subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
     inventory = subject.inventory
     landed = _landings(subject, inventory, progress) if subject.runs else {}
     connections = connections_of(inventory)
@@ -89,7 +90,8 @@ def _landings(subject: Subject, inventory: Inventory, progress: Progress) -> Map
         gatherers = {
             name: LandingGatherer(norm, inventory[name].eps_place, full_fit=full_fit) for name, norm in norms.items()
         }
-        for _ in run_in_pieces(model, progress(batches, "running the model")):
+        tokens = TokenPlaces()
+        for _ in run_in_pieces(model, progress(tokens.watch(batches), "running the model")):
             for name in list(gatherers):
                 found = inventory[name]
                 seen = captured.norms[str(found.path)]
@@ -97,11 +99,21 @@ def _landings(subject: Subject, inventory: Inventory, progress: Progress) -> Map
                     del gatherers[name]  # it does not normalize its input
                 elif seen.input is not None:
                     try:
-                        gatherers[name].add(as_rows(seen.input, found))
+                        rows = as_rows(seen.input, found)
+                        tokens.compare(name, len(rows))
+                        gatherers[name].add(rows)
                     except ValueError as error:  # not finite, for example on overflow in half precision
                         raise InputError(f"the input of {name}: {error}") from None
             captured.clear()
-    return {name: gatherer.result() for name, gatherer in gatherers.items()}
+    largest = {name: each.largest_number for name, each in gatherers.items() if each.inputs}
+    at = tokens.named({name: number for name, number in largest.items() if tokens.agree(name)}, subject.path)
+    return {name: _with_token(gatherer.result(), at.get(name)) for name, gatherer in gatherers.items()}
+
+
+def _with_token(landing: Landing | None, token: TokenAt | None) -> Landing | None:
+    if landing is None or landing.largest is None or token is None:
+        return landing
+    return replace(landing, largest=replace(landing.largest, token=token))
 
 
 def _agrees(found: FoundNorm, seen: Activations) -> bool:

@@ -11,12 +11,13 @@ import numpy as np
 from normscope.capacity.second_derivative import admissible_groups, nonlinearity
 from normscope.checks import Floats
 from normscope.norm import Norm
-from normscope.results.inspection import GroupFactor, Landing
+from normscope.results.inspection import GroupFactor, Landing, LargestInput
 from normscope.results.rows import Spread
 from normscope.studies.affine_fit import AffineFitter
+from normscope.studies.sampled_inputs import InputSample, landed_sample
 
 KEPT = 4096  # values of a figure kept for its quantiles: all of them, or a random sample
-POINTS = 400  # outputs kept for a picture
+TURN = np.tan(np.radians(10.0))  # of a step, over the length of what is normalized
 LARGEST = np.finfo(float).max  # stands for infinity, which JSON lacks
 
 
@@ -33,10 +34,10 @@ class LandingGatherer:
         self._squares = 0.0
         self._along, self._along_squares = 0.0, 0.0
         self._highest = 0.0
-        figures = ("nearness", "ones_share", "mean_over_sigma", "rms_angle", "nonlinearity")
+        figures = ("nearness", "ones_share", "mean_over_sigma", "rms_angle", "nonlinearity", "step")
         self._figures = {name: _Reservoir(seed) for name in figures}
         self._factors = {groups: _Reservoir(seed) for groups in admissible_groups(norm)}
-        self._outputs: list[Floats] = []
+        self._sample = InputSample(norm.size, seed)
         self._fitter = AffineFitter(norm.size, norm.groups, full_fit) if norm.scales else None
 
     def add(self, x: Floats) -> None:
@@ -57,6 +58,7 @@ class LandingGatherer:
         self._highest = max(self._highest, float(risk.max(initial=0.0)))
         if norm.scales:
             root = sigma if norm.projects else np.hypot(mean, sigma)
+            self._figures["step"].add(np.minimum(TURN * np.sqrt(norm.size // norm.groups) * root.min(axis=-1), LARGEST))
             divisor = self._divisor(root)
             nearness = np.divide(root, divisor, out=np.zeros(root.shape), where=divisor > 0)
             self._figures["nearness"].add(nearness.min(axis=-1))
@@ -71,15 +73,16 @@ class LandingGatherer:
             along = moved @ self._dead
             self._along += float(along.sum())
             self._along_squares += float(np.sum(along**2))
-        room = POINTS - sum(map(len, self._outputs))
-        if room > 0:
-            self._outputs.append(norm(x[:room]))
+        self._sample.add(x)
 
     def result(self) -> Landing | None:
         """The figures over all inputs; None without inputs."""
         if not self._inputs:
             return None
         spread = {name: reservoir.spread() for name, reservoir in self._figures.items()}
+        x, numbers = self._sample.inputs()
+        value, channel, _ = self._sample.largest
+        sample = landed_sample(self._norm, x, numbers, self._distances(x))
         return Landing(
             inputs=self._inputs,
             nearness=spread["nearness"],
@@ -95,15 +98,47 @@ class LandingGatherer:
                 if (factor := reservoir.spread()) is not None
             ),
             affine_fit=None if self._fitter is None else self._fitter.result(),
-            points=self._points(),
+            largest=LargestInput(value, channel, None),
+            typical=float(np.median(np.abs(x))),
+            step=spread["step"],
+            axes_used=None if sample.axes_used is None else spread_of(sample.axes_used),
+            sample=sample,
+            points=self._points(x),
         )
 
-    def _points(self) -> Floats | None:
+    @property
+    def inputs(self) -> int:
+        """How many inputs were added."""
+        return self._inputs
+
+    @property
+    def largest_number(self) -> int:
+        """The number of the input with the largest entry, in the order in which inputs were added."""
+        return self._sample.largest[2]
+
+    def _points(self, x: Floats) -> Floats | None:
         """Outputs minus the center, along the three longest axes: (n, 3)."""
         ellipsoid = self._norm.ellipsoid
         if not ellipsoid.bounded or ellipsoid.dimension < 3:
             return None
-        return (np.concatenate(self._outputs) - self._norm.bias) @ ellipsoid.axes(3)
+        return (self._norm(x) - self._norm.bias) @ ellipsoid.axes(3)
+
+    def _distances(self, x: Floats) -> Floats | None:
+        """From the outputs to the surface, relative: 1 − σ/divisor without cancellation; None without a surface."""
+        norm = self._norm
+        if not norm.scales:
+            return None
+        mean, sigma = _mean_and_sigma(x.reshape(len(x), norm.groups, norm.size // norm.groups))
+        root = sigma if norm.projects else np.hypot(mean, sigma)
+        divisor = self._divisor(root)
+        short = {
+            "inside": np.divide(norm.eps, divisor + root, out=np.zeros(root.shape), where=divisor > 0),
+            "outside": np.full(root.shape, norm.eps),
+            "floor": np.maximum(norm.eps - root, 0.0),
+        }[self._eps_place]  # divisor − root
+        distances: Floats = np.divide(short, divisor, out=np.ones(root.shape), where=divisor > 0)
+        farthest: Floats = distances.max(axis=-1)
+        return farthest
 
     def _divisor(self, root: Floats) -> Floats:
         """Of groups with this root mean square; eps is where the module has it."""
@@ -167,5 +202,10 @@ class _Reservoir:
     def spread(self) -> Spread | None:
         if not self._seen:
             return None
-        low, median, high = np.quantile(self._values[: min(self._seen, KEPT)], (0.05, 0.5, 0.95))
-        return Spread(float(low), float(median), float(high))
+        return spread_of(self._values[: min(self._seen, KEPT)])
+
+
+def spread_of(values: Floats) -> Spread:
+    """Quantiles of some values, at least one."""
+    low, median, high = np.quantile(values, (0.05, 0.5, 0.95))
+    return Spread(float(low), float(median), float(high))

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from normscope.bounds.ascent import witness
+from normscope.bounds.divided import divided
 from normscope.bounds.tight_bound import tight as tightened
 from normscope.certificates.neuron_certificates import Neurons
 from normscope.certificates.range_certificates import Matrix, RangeCertificate
@@ -28,6 +29,7 @@ from normscope.models.stored_matrices import Recent
 from normscope.models.weights import Weights
 from normscope.results.inventory import FoundNorm, Inventory
 from normscope.results.layer_ranges import Grade
+from normscope.results.layer_ranges import Neurons as SeenNeurons
 from normscope.studies.driving_inputs import Driven, Written, along_axis, driving_input
 from normscope.studies.range_proofs import tight_proof
 from normscope.tensors.linear_rows import Ball, reads_norm
@@ -35,6 +37,8 @@ from normscope.tensors.products import Outputs
 from normscope.tensors.walk import NormCall
 
 LARGEST_RUN = 2**27  # numbers of a matrix that a witness is run through in float64: 1 GB
+# A neuron is dead if its input never passes this: then its output is never above 10⁻⁶ in size, and 0 for a ReLU.
+NEVER_ACTIVE = {"relu": 0.0, "relu2": 0.0, "gelu": -5.3, "gelu_tanh": -5.3, "silu": -17.0, "quick_gelu": -10.0}
 TIGHTENED = 4  # outputs of every layer that are tightened: those with the largest bounds
 
 
@@ -65,6 +69,7 @@ class LayerWatch:
         }
         self._written: dict[Node, dict[tuple[int, int], Written]] = {}
         self._kinds: Counter[Node] = Counter()  # kinds of inputs that each layer has
+        self.neurons: dict[Node, SeenNeurons] = {}  # that layers read
         self.experts: dict[Node, str] = {}  # products with the matrices of experts, and the name of these
 
     def _watch(self, node: Node, outputs: Outputs) -> None:
@@ -97,6 +102,8 @@ class LayerWatch:
         count = len(order) if math.isinf(self._tight) else int(self._tight)
         named = [channel for channel in self._wanted.get(label, ()) if channel < len(order)]
         neurons = outputs.neurons()
+        if outputs.layer.expert is None:
+            self._count_dead(node, neurons)
         driven: dict[tuple[int, int], Floats] = {}
 
         def settle(channel: int, sides: Iterable[int]) -> None:
@@ -123,6 +130,19 @@ class LayerWatch:
         for (channel, sign), u in driven.items():
             kept[channel, sign] = Written(grades[channel, sign], outputs.ball, channel, sign, sign * u, None)
 
+    def _count_dead(self, node: Node, neurons: Neurons) -> None:
+        """Keep which neurons never act: dead ones are so for every kind of input of the layer."""
+        begins = NEVER_ACTIVE.get(neurons.activation)
+        if begins is None:
+            return
+        reach = np.linalg.norm(neurons.a, axis=1)  # of rows times a vector of the unit ball
+        size = np.abs(neurons.a_offset) + reach
+        highest = neurons.a_offset + reach + (neurons.a.shape[1] + 4) * np.finfo(float).eps * size
+        dead = set(np.flatnonzero(highest <= begins).tolist())
+        if node in self.neurons:
+            dead &= set(self.neurons[node].dead)
+        self.neurons[node] = SeenNeurons(neurons.activation, neurons.count, tuple(sorted(dead)))
+
     def _decides(self, outputs: Outputs, driven: Mapping[tuple[int, int], Floats], channel: int) -> bool:
         """Whether an output could pass the limit and was not tightened on that side."""
         low, high = float(outputs.low[channel]), float(outputs.high[channel])
@@ -132,7 +152,8 @@ class LayerWatch:
         """Tighten one side of an output, keep its certificate, and return the direction of its witness."""
         row, shift = sign * outputs.weights(channel), sign * float(outputs.layer.shift[channel])
         found = tightened(neurons, row)
-        u, _ = witness(neurons, row, found)
+        u, value = witness(neurons, row, found)
+        found = divided(neurons, row, found, value)
         bound = float(np.nextafter(found.bound + shift, np.inf))
         improves = bound < (outputs.high[channel] if sign > 0 else -outputs.low[channel])
         if sign > 0:

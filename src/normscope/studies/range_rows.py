@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from normscope.checks import Floats, frozen
-from normscope.results.layer_ranges import TensorRange
+from normscope.results.layer_ranges import Neurons, TensorRange
 from normscope.studies.observed import Seen
 from normscope.tensors.values import Value
 
@@ -48,10 +48,19 @@ def _hull(rows: Sequence[TensorRange]) -> TensorRange:
         low=min(row.low for row in rows if row.low is not None),
         high=max(row.high for row in rows if row.high is not None),
         norm=first.norm if len(norms) == 1 else None,
+        neurons=_of_all_calls(rows),
         grade=first.grade if first.grade != "tight" else "quadratic",
         lows=frozen(np.min(lows, axis=0)) if len(lows) == len(rows) else None,
         highs=frozen(np.max(highs, axis=0)) if len(highs) == len(rows) else None,
     )
+
+
+def _of_all_calls(rows: Sequence[TensorRange]) -> Neurons | None:
+    """The neurons of a layer that is called several times: dead ones are so in every call."""
+    seen = [row.neurons for row in rows if row.neurons is not None]
+    if len(seen) != len(rows):
+        return None
+    return replace(seen[0], dead=tuple(sorted(set.intersection(*(set(each.dead) for each in seen)))))
 
 
 def with_text(row: TensorRange, seen: Seen | None) -> TensorRange:

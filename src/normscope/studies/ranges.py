@@ -13,13 +13,11 @@ run through the model's own operations in float64.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
-from torch import nn
 from torch.fx import Node
 
 from normscope.checks import Floats, frozen
@@ -27,7 +25,7 @@ from normscope.errors import InputError
 from normscope.models.batches import Inputs
 from normscope.models.graph import LinearReader, ModelGraph
 from normscope.models.graph_operations import handed_on, kind_of
-from normscope.models.subject import Subject, Text
+from normscope.models.subject import Model, Subject, Text
 from normscope.progress import Progress, silent
 from normscope.results.inventory import FoundNorm
 from normscope.results.layer_ranges import TYPES, UNITS, Grade, LayerRanges, Limit, TensorRange, Verdict
@@ -47,7 +45,7 @@ MATRICES = {"conv1d", "conv2d", "conv3d", "conv_transpose2d"}
 
 
 def ranges(
-    model: nn.Module | str | Path,
+    model: Model,
     *,
     text: Text | None = None,
     inputs: Inputs | None = None,
@@ -95,7 +93,7 @@ def ranges(
     name, largest = _limit(limit)
     if tight != "all" and (isinstance(tight, bool) or not isinstance(tight, int) or tight < 0):
         raise InputError(f'tight must be a whole number, 0 or more, or "all", got {tight!r}')
-    subject = Subject(model, text=text, inputs=inputs, device=device, dtype=dtype)
+    subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
     found = RangeSearch(subject, name, largest, math.inf if tight == "all" else int(tight), channels)
     return found.result(progress)
 
@@ -144,7 +142,10 @@ class RangeSearch(LayerWatch):
     def result(self, progress: Progress) -> LayerRanges:
         """All rows, and the verdict on the limit."""
         rows = self.rows(progress)
-        seen = self.observe(rows) if self.subject.runs else {}
+        return self.as_result(rows, self.observe(rows) if self.subject.runs else {})
+
+    def as_result(self, rows: Mapping[Node, TensorRange], seen: Mapping[Node, Seen]) -> LayerRanges:
+        """The rows of one walk, with what the text did at them."""
         found = [with_text(row, seen.get(node)) for node, row in rows.items()]
         layers, repeated = by_module([row for row in found if row.what == "output"])
         return LayerRanges(
@@ -257,7 +258,8 @@ class RangeSearch(LayerWatch):
 
     def _layer(self, node: Node, value: Value) -> TensorRange:
         reader = self.layers[node]
-        row = replace(self._tensor(Role(reader.label, "output"), value), weight=reader.weight_name)
+        row = self._tensor(Role(reader.label, "output"), value)
+        row = replace(row, weight=reader.weight_name, neurons=self.neurons.get(self._products[node]))
         written = self._written.get(self._products[node], {})
         if row.bound is None or row.channel is None or not written:
             return row

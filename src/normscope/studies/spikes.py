@@ -8,20 +8,19 @@ write to a channel follows from its weights (`ranges`), with an input of the nor
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-from torch import nn
 from torch.fx import Node
 
 from normscope.checks import Floats
 from normscope.models.batches import Inputs
-from normscope.models.subject import Subject, Text
+from normscope.models.subject import Model, Subject, Text
 from normscope.progress import Progress, silent
 from normscope.results.layer_ranges import TensorRange
 from normscope.results.spike_list import Spike, SpikeList
+from normscope.studies.observed import Seen
 from normscope.studies.ranges import RangeSearch
 from normscope.tensors.roles import before_moves, writers_of
 
@@ -31,7 +30,7 @@ MOST_READ = 2_000_000_000  # parameters up to which later layers are searched fo
 
 
 def spikes(
-    model: nn.Module | str | Path,
+    model: Model,
     *,
     text: Text | None = None,
     inputs: Inputs | None = None,
@@ -57,11 +56,19 @@ def spikes(
     SpikeList
         The channels that stand out most, with the input of the norm that triggers each.
     """
-    subject = Subject(model, text=text, inputs=inputs, device=device, dtype=dtype)
+    subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
     search = RangeSearch(subject, "float32", math.inf, EACH)
     found = search.rows(progress)
+    writers = {node: found[node] for node in _writers(search, found)}
+    return spikes_among(search, found, search.observe(writers) if subject.runs else {})
+
+
+def spikes_among(search: RangeSearch, found: Mapping[Node, TensorRange], seen: Mapping[Node, Seen]) -> SpikeList:
+    """The channels that stand out among the rows of one walk, with what the text did at them."""
+    subject = search.subject
     writers = {node: found[node] for node in _writers(search, found) if found[node].lows is not None}
-    seen = search.observe(writers) if subject.runs else {}
+    # A module may return its channels at another axis: then what it returned does not say what was written to which.
+    seen = {node: each for node, each in seen.items() if node in writers and len(each.low) == writers[node].channels}
     tokens = _tokens(subject) if subject.runs else []
     ranked: list[tuple[float, Node, int]] = []
     for node, row in writers.items():
@@ -97,7 +104,7 @@ def _stacked(bounds: list[tuple[Floats | None, Floats | None]]) -> Floats | None
     return np.stack(found) if found and len({len(row) for row in found}) == 1 else None
 
 
-def _writers(search: RangeSearch, rows: dict[Node, TensorRange]) -> Iterator[Node]:
+def _writers(search: RangeSearch, rows: Mapping[Node, TensorRange]) -> Iterator[Node]:
     """The layers, mixtures of experts and norms whose output is added to a stream."""
     for term in writers_of(search.graph, search.norms):
         source = before_moves(term, search.layers)

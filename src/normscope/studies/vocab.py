@@ -21,7 +21,7 @@ from normscope.data import demo_model
 from normscope.errors import InputError
 from normscope.files import require_writable, write_atomically
 from normscope.models.batches import Inputs
-from normscope.models.subject import Subject, Text
+from normscope.models.subject import Model, Subject, Text
 from normscope.models.token_texts import token_texts
 from normscope.models.unembedding import Unembedding, unembedding_of
 from normscope.norm import Norm
@@ -38,7 +38,7 @@ SURFACE = (
 
 
 def vocab(
-    model: nn.Module | str | Path,
+    model: Model,
     *,
     text: Text | None = None,
     inputs: Inputs | None = None,
@@ -86,7 +86,8 @@ def vocab(
         require_writable(target, force=True, endings=ENDINGS)
     clock = Clock(None if seconds is None else started + seconds)
     with clock.phase("model"):
-        described = _Described(Subject(model, text=text, inputs=inputs, device=device, dtype=dtype), dtype)
+        subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
+        described = _Described(subject, subject.dtype)
     findings = Findings.none_yet(len(described.table), reachable=described.table.outputs is not None)
     if target is not None:
         if target.exists():

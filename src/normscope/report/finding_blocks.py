@@ -1,0 +1,58 @@
+"""Findings on a terminal: a block of text for each, the most important first."""
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from normscope.report.terminal import printable
+from normscope.results.finding_list import MARKS, Finding, FindingList, Severity, Unchecked
+
+STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "blue"}
+INDENT = 2
+
+
+def show(result: FindingList, console: Console) -> None:
+    """Every finding with its evidence and advice; then what was checked without a finding, and what was not."""
+    run = "" if result.text is None else f", run on {result.text}"
+    console.print(Text(printable(f"{_counted(result)} on {result.model}{run}.")))
+    for finding in result.findings:
+        console.print()
+        _show_finding(finding, console)
+    if result.clear:
+        console.print()
+        console.print(Text("Checked, and nothing found:"))
+        for clear in result.clear:
+            _indented(f"{clear.rule} {clear.name}: {clear.evidence}", console)
+    if result.unchecked:
+        console.print()
+        console.print(Text("Not checked:"))
+        for (reason, command), rules in _together(result.unchecked).items():
+            with_what = "" if command is None else f" To check: {command}"
+            _indented(f"{', '.join(rules)}: {reason}.{with_what}", console)
+
+
+def _show_finding(finding: Finding, console: Console) -> None:
+    head = Text(f"{MARKS[finding.severity]} {finding.severity}", STYLES[finding.severity])
+    head.append(f" · {finding.sure} · {finding.rule} {finding.name}", "dim")
+    console.print(head)
+    console.print(Padding(Text(printable(finding.title), "bold"), (0, 0, 0, INDENT), expand=False))
+    for part in (finding.evidence, finding.why, f"Do: {finding.do}"):
+        _indented(part, console)
+
+
+def _indented(words: str, console: Console) -> None:
+    console.print(Padding(Text(printable(words)), (0, 0, 0, INDENT), expand=False))
+
+
+def _together(unchecked: tuple[Unchecked, ...]) -> dict[tuple[str, str | None], list[str]]:
+    """Rules that could not be checked for the same reason."""
+    together: dict[tuple[str, str | None], list[str]] = {}
+    for each in unchecked:
+        together.setdefault((each.reason, each.command), []).append(f"{each.rule} {each.name}")
+    return together
+
+
+def _counted(result: FindingList) -> str:
+    counts = [(result.count(severity), severity) for severity in MARKS]
+    words = [f"{count} {severity}{'s' * (count != 1)}" for count, severity in counts if count]
+    return ", ".join(words) if words else "No finding"

@@ -1,0 +1,450 @@
+"""Rules on what goes into the norms of a model while it runs on a text."""
+
+from collections import Counter
+from collections.abc import Callable
+from statistics import median
+
+import numpy as np
+
+from normscope.results.inspection import Inspection, Landing, NormGeometry
+from normscope.results.rows import Spread
+from normscope.rules.norm_gains import FLOAT16_MAX, known, names, second
+from normscope.rules.prose import listed, name, number, part, percent, quoted_token, verb
+from normscope.rules.rule import NEEDS_TEXT, Outcome, Threshold, found, rule
+
+MASSIVE = 1000.0  # largest entry over the median entry, above
+RISKY_MEAN = 30.0  # |mean|/σ, above: half precision loses about five of its eleven bits to the mean
+MUCH_ALONG_ONES = 0.1  # median share of |x|², above
+FAR_FROM_SURFACE = 0.95  # median closeness, below
+OUTLIERS, OUTLYING = 3, 0.3  # channels that are added up; their share of a median input's squared length, above
+FEWEST_CHANNELS = 64  # of norms where channels can be outliers
+SHARP = 5.0  # median step over the least, above
+NOT_AFFINE = 0.1  # share of the output's variance that an affine map leaves, above
+INT8 = 127.0
+
+
+def _landed(result: Inspection, figure: Callable[[Landing], float | None]) -> list[tuple[NormGeometry, float]]:
+    return known(result, lambda norm: None if norm.landing is None else figure(norm.landing))
+
+
+def _median(spread: Spread | None) -> float | None:
+    return None if spread is None else spread.median
+
+
+def _peak(landing: Landing) -> float | None:
+    if landing.largest is None or not landing.typical:
+        return None
+    return abs(landing.largest.value) / landing.typical
+
+
+def _largest_peak(result: Inspection) -> float | None:
+    return max((value for _, value in _landed(result, _peak)), default=None)
+
+
+@rule(
+    "NS102", "massive-activation", Threshold(MASSIVE, _largest_peak, "largest entry of a norm's input over the median")
+)
+def massive_activation(result: Inspection) -> Outcome:
+    """One channel of the stream is thousands of times larger than the others, at some tokens.
+
+    Large models write huge values to one or two channels of a few tokens, mostly the first of a sequence, and use
+    them as a constant that attention can rest on. They are a matter of the weights: `normscope spikes` bounds them
+    for all inputs.
+
+    Why it matters: they take up the range of half precision, and one scale for a whole tensor rounds everything else
+    away. What to do: keep norms and the stream in float32 or bfloat16, and quantise channel by channel.
+    """
+    peaks = _landed(result, _peak)
+    if not peaks:
+        return NEEDS_TEXT
+    worst, ratio = max(peaks, key=second)
+    assert worst.landing is not None
+    assert worst.landing.largest is not None
+    assert worst.landing.typical is not None
+    largest = worst.landing.largest
+    if ratio <= MASSIVE:
+        return (
+            f"No entry of a norm's input is more than {number(ratio)} times the median entry: "
+            f"{number(largest.value)} in channel {largest.channel} before {name(worst.name)}."
+        )
+    massive = [norm for norm, value in peaks if value > MASSIVE and _channel(norm) == largest.channel]
+    others = sorted({_channel(norm) for norm, value in peaks if value > MASSIVE} - {largest.channel, None}, key=str)
+    size = abs(largest.value)
+    squared = " and its square overflows" if size**2 > FLOAT16_MAX else ""
+    return [
+        found(
+            "warning",
+            "seen on the text",
+            "stream",
+            title=f"Channel {largest.channel} of the stream reaches {number(largest.value)} at {_place(worst)}.",
+            evidence=f"The median entry there is {number(worst.landing.typical)}: {number(ratio)} times less. "
+            f"{_story(result, massive)}" + (f" Channel {listed(others)} is massive elsewhere." if others else ""),
+            why=f"It uses up {percent(min(1.0, size / FLOAT16_MAX))} of float16{squared}; with one scale per tensor, "
+            f"8-bit steps would be {number(size / INT8)}.",
+            do="Keep norms in float32; quantise per channel. For bounds over all inputs: normscope spikes.",
+            sites=_writers(result, massive[0]),
+            norms=names(massive),
+            figure=(ratio, MASSIVE),
+        )
+    ]
+
+
+def _channel(norm: NormGeometry) -> int | None:
+    return None if norm.landing is None or norm.landing.largest is None else norm.landing.largest.channel
+
+
+def _place(norm: NormGeometry) -> str:
+    """The token of the largest entry."""
+    assert norm.landing is not None
+    at = None if norm.landing.largest is None else norm.landing.largest.token
+    if at is None:
+        return f"one input of {name(norm.name)}"
+    text = "" if at.text is None else f", {quoted_token(at.text)}"
+    place = "the first token of a sequence" if at.position == 0 else f"token {at.position} of sequence {at.sequence}"
+    return f"{place}{text}"
+
+
+def _before(result: Inspection, norm: NormGeometry) -> NormGeometry | None:
+    """The norm before this one that has as many channels, and was seen."""
+    alike = [each for each in result.norms if each.found.size == norm.found.size and _channel(each) is not None]
+    place = next(at for at, each in enumerate(alike) if each is norm)
+    return alike[place - 1] if place else None
+
+
+def _writers(result: Inspection, norm: NormGeometry) -> tuple[str, ...]:
+    """The modules that write to the input of a norm, but not to that of the norm before it."""
+    before = _before(result, norm)
+    known_before = set(before.reads or ()) if before is not None else set()
+    return tuple(path for path in norm.reads or () if path not in known_before) or (norm.name,)
+
+
+def _story(result: Inspection, massive: list[NormGeometry]) -> str:
+    """Who writes a massive activation, and how far it stays."""
+    first, last, before = massive[0], massive[-1], _before(result, massive[0])
+    least = ""
+    if before is not None and before.landing is not None and before.landing.largest is not None:
+        least = f" (at most {number(abs(before.landing.largest.value))} before)"
+    stays = f"; it stays until {name(last.name)}" if last is not first else ""
+    return f"{listed(map(name, _writers(result, first)), 2)} writes it{least}{stays}."
+
+
+@rule(
+    "NS104",
+    "large-mean",
+    Threshold(
+        RISKY_MEAN,
+        lambda result: max((value for _, value in _means(result)), default=None),
+        "largest |mean|/σ of a norm's input",
+    ),
+)
+def large_mean(result: Inspection) -> Outcome:
+    """The mean of a norm's input is far larger than its spread.
+
+    A norm that projects must subtract the mean. If |mean|/σ is 30, half precision loses about five of its eleven
+    bits to it, and what is left is mostly rounding.
+
+    What to do: run the norm in float32, or fold the mean into the layers that write it (`normscope fold`).
+    """
+    means = _means(result)
+    if not means:
+        return NEEDS_TEXT
+    worst, value = max(means, key=second)
+    risky = [norm for norm, each in means if each > RISKY_MEAN]
+    if not risky:
+        return (
+            f"|mean|/σ of the inputs is at most {number(value)} ({name(worst.name)}); above {RISKY_MEAN:.0f} is a risk."
+        )
+    projects = worst.kind in ("layernorm", "lng", "projection")
+    return [
+        found(
+            "warning" if projects else "note",
+            "seen on the text",
+            "norm",
+            title=f"|mean|/σ of the input reaches {number(value)} in {name(worst.name)} and exceeds {RISKY_MEAN:.0f} "
+            f"in {part(risky, result.norms)}: a risk in half precision.",
+            evidence=f"The median over all norms and inputs is "
+            f"{number(median(_landed_values(result, lambda landing: _median(landing.mean_over_sigma)) or [0.0]))}.",
+            why="Half precision holds eleven bits, and the mean takes log2 of this ratio of them.",
+            do="Run this norm in float32, or fold its mean: normscope fold.",
+            sites=names(risky),
+            norms=names(risky),
+            figure=(value, RISKY_MEAN),
+        )
+    ]
+
+
+def _means(result: Inspection) -> list[tuple[NormGeometry, float]]:
+    return _landed(result, lambda landing: landing.mean_over_sigma_max)
+
+
+def _landed_values(result: Inspection, figure: Callable[[Landing], float | None]) -> list[float]:
+    return [value for _, value in _landed(result, figure)]
+
+
+def _ones(landing: Landing) -> float | None:
+    return _median(landing.ones_share)
+
+
+@rule(
+    "NS302",
+    "mean-dominates",
+    Threshold(
+        MUCH_ALONG_ONES,
+        lambda result: max(_landed_values(result, _ones), default=None),
+        "share of the mean in |x|² at a norm, median over inputs",
+    ),
+)
+def mean_dominates(result: Inspection) -> Outcome:
+    """Much of a norm's input is its mean.
+
+    A LayerNorm removes the part of its input along the ones vector, and an RMSNorm keeps it. Where that part is small,
+    both are nearly the same, and the mean can be dropped; where it is large, they are not.
+
+    What to do: do not replace this LayerNorm by an RMSNorm as it is; `normscope fold --rms` does it without a change.
+    """
+    shares = _landed(result, _ones)
+    if not shares:
+        return NEEDS_TEXT
+    most, share = max(shares, key=second)
+    much = [norm for norm, value in shares if value > MUCH_ALONG_ONES]
+    if not much:
+        return f"At most {percent(share)} of |x|² lies along the mean ({name(most.name)}, median over the inputs)."
+    keeps = most.kind in ("rmsnorm", "affine")
+    fate = "which it keeps" if keeps else "which its projection removes"
+    return [
+        found(
+            "note",
+            "seen on the text",
+            "norm",
+            title=f"{percent(share)} of |x|² at {name(most.name)} lies along the ones vector (median over the inputs), "
+            f"{fate}.",
+            evidence=f"{part(much, result.norms)} {verb(much, 'has', 'have')} more than {percent(MUCH_ALONG_ONES)}; "
+            f"the median over norms is {percent(median(value for _, value in shares))}.",
+            why="A LayerNorm and an RMSNorm of the same input differ by an angle that grows with this share.",
+            do="Nothing, if the norm keeps the mean." if keeps else "To use an RMSNorm here: normscope fold --rms.",
+            sites=names(much),
+            norms=names(much),
+            figure=(share, MUCH_ALONG_ONES),
+        )
+    ]
+
+
+def _nearness(landing: Landing) -> float | None:
+    return _median(landing.nearness)
+
+
+@rule(
+    "NS303",
+    "eps-dominates",
+    Threshold(
+        FAR_FROM_SURFACE,
+        lambda result: min(_landed_values(result, _nearness), default=None),
+        "closeness of outputs to the surface, median over inputs",
+        below=True,
+    ),
+)
+def eps_dominates(result: Inspection) -> Outcome:
+    """Outputs of a norm stay far from its surface: its inputs are small beside eps.
+
+    With eps = 0 every output lies on the surface of the ellipsoid. A large eps, or a small input, leaves it inside, and
+    the norm scales less than it is meant to.
+
+    What to do: check that eps is that of training, and that the input is not scaled down by mistake.
+    """
+    near = _landed(result, _nearness)
+    if not near:
+        return NEEDS_TEXT
+    worst, value = min(near, key=second)
+    far = [norm for norm, each in near if each < FAR_FROM_SURFACE]
+    if not far:
+        return f"Half of the inputs of every norm land at {value:.4f} or more of the way to the surface."
+    return [
+        found(
+            "note",
+            "seen on the text",
+            "norm",
+            title=f"Half of the inputs of {name(worst.name)} land at {number(value)} or less of the way to "
+            "the surface.",
+            evidence=f"The median is below {FAR_FROM_SURFACE} in {part(far, result.norms)}; eps is "
+            f"{number(worst.found.eps or 0.0)}.",
+            why="The norm does not bring its inputs to one size: small inputs stay small behind it.",
+            do="Check that eps is that of training, and that the input is not scaled down.",
+            sites=names(far),
+            norms=names(far),
+            figure=(value, FAR_FROM_SURFACE),
+        )
+    ]
+
+
+def _shares(norm: NormGeometry) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None":
+    sample = None if norm.landing is None else norm.landing.sample
+    return None if sample is None else sample.input_shares
+
+
+def _outlying(norm: NormGeometry) -> float | None:
+    """What the largest channels hold of the squared length of a median input."""
+    shares = _shares(norm)
+    return None if shares is None or len(shares) < FEWEST_CHANNELS else float(np.sort(shares)[-OUTLIERS:].sum())
+
+
+def _most_outlying(result: Inspection) -> float | None:
+    return max((value for _, value in known(result, _outlying)), default=None)
+
+
+@rule(
+    "NS304",
+    "outlier-channel",
+    Threshold(OUTLYING, _most_outlying, "share of the three largest channels in the squared length of a median input"),
+)
+def outlier_channel(result: Inspection) -> Outcome:
+    """A few channels of the stream hold much of every token.
+
+    A norm divides by the length of its input. Where three of hundreds of channels hold half of it, a change in these
+    three rescales all the others.
+
+    What to do: look at these channels first when you patch, steer or quantise; quantise channel by channel.
+    """
+    values = known(result, _outlying)
+    if not values:
+        narrow = any(norm.landing for norm in result.norms)
+        return f"No norm has {FEWEST_CHANNELS} channels or more." if narrow else NEEDS_TEXT
+    worst, share = max(values, key=second)
+    having = [norm for norm, value in values if value > OUTLYING]
+    if not having:
+        return (
+            f"The three largest channels hold at most {percent(share)} of a median token, before {name(worst.name)}; "
+            f"an even share is {percent(OUTLIERS / worst.found.size)}."
+        )
+    size = worst.found.size
+    alike = {norm.name: shares for norm in having if (shares := _shares(norm)) is not None and len(shares) == size}
+    for most in (np.sum(list(alike.values()), axis=0), alike[worst.name]):  # the same channels everywhere, if there are
+        channels = [int(at) for at in np.argsort(-most, kind="stable")[:OUTLIERS]]
+        held = {path: total for path, shares in alike.items() if (total := float(shares[channels].sum())) > OUTLYING}
+        if held:
+            break
+    where = list(held)
+    before = name(where[0]) if len(where) == 1 else f"{len(where)} norms, {name(where[0])} to {name(where[-1])}"
+    shares_held = f"{percent(min(held.values()))} to {percent(max(held.values()))}" if len(where) > 1 else "as much"
+    return [
+        found(
+            "warning",
+            "seen on the text",
+            "stream",
+            title=f"Channels {listed(channels)} hold about {100 * median(held.values()):.0f}% of every token.",
+            evidence=f"Of the squared length of a median token they hold {shares_held} before {before}; an even share "
+            f"of {len(channels)} channels is {percent(len(channels) / size)}.",
+            why=f"A change in them rescales the other {size - len(channels)} channels.",
+            do="Look at them first when you patch, steer or quantise.",
+            sites=_writers(result, next(norm for norm in having if norm.name in held)),
+            norms=tuple(where),
+            figure=(share, OUTLYING),
+        )
+    ]
+
+
+def _steps(result: Inspection) -> list[tuple[NormGeometry, float]]:
+    """The median step of the norms that have as many channels as most."""
+    steps = [pair for pair in _landed(result, lambda landing: _median(landing.step)) if pair[1] > 0]
+    sizes = Counter(norm.found.size for norm, _ in steps)
+    return [(norm, step) for norm, step in steps if norm.found.size == sizes.most_common(1)[0][0]]
+
+
+def _sharpest(result: Inspection) -> float | None:
+    steps = [step for _, step in _steps(result)]
+    return median(steps) / min(steps) if len(steps) > 1 else None
+
+
+@rule("NS306", "sharp-turns", Threshold(SHARP, _sharpest, "median step of all norms over the least"))
+def sharp_turns(result: Inspection) -> Outcome:
+    """A norm turns its output far more easily than the others: a small step at its input is enough.
+
+    The direction of what is normalized turns by 10° with a step of tan 10° times its length. Inputs of the first norms
+    are often short (embeddings), and the stream grows from layer to layer.
+
+    What to do: keep what writes to these norms, such as embeddings, in full precision; rounding turns them most.
+    """
+    steps = _steps(result)
+    if not any(norm.landing for norm in result.norms):
+        return NEEDS_TEXT
+    if len(steps) < 2:
+        return "Fewer than two norms can be compared."
+    middle = median(step for _, step in steps)
+    least, step = min(steps, key=second)
+    sharp = [norm for norm, each in steps if middle > SHARP * each]
+    if not sharp:
+        return (
+            f"A step of {number(step)} turns the output of {name(least.name)} by 10°; the median is {number(middle)}."
+        )
+    rest = [norm for norm in sharp if norm is not least]
+    many = "1 norm turns" if len(sharp) == 1 else f"{len(sharp)} norms turn"
+    return [
+        found(
+            "note",
+            "seen on the text",
+            "norm",
+            title=f"{many} far more easily than the others: a step of {number(step)} turns the output of "
+            f"{name(least.name)} by 10°.",
+            evidence=f"At the median norm it takes {number(middle)}, {number(middle / step)} times as much."
+            + (f" The same holds at {listed(map(name, names(rest)), 3)}." if rest else ""),
+            why="An error of the same size at its input changes what it passes on that much more.",
+            do="Keep what writes its input, such as embeddings, in full precision.",
+            sites=names(sharp),
+            norms=names(sharp),
+            figure=(middle / step, SHARP),
+        )
+    ]
+
+
+def _fits(result: Inspection) -> tuple[str, list[tuple[NormGeometry, float]]]:
+    """Which fits can be compared, and the share that each leaves: full ones, or where there are none, frozen scales."""
+    fits = [(norm, norm.landing.affine_fit) for norm in result.norms if norm.landing and norm.landing.affine_fit]
+    kind = "full" if any(fit.fit == "full" for _, fit in fits) else "frozen scale"
+    return kind, [(norm, fit.unexplained) for norm, fit in fits if fit.fit == kind]
+
+
+@rule(
+    "NS310",
+    "not-affine",
+    Threshold(
+        NOT_AFFINE,
+        lambda result: max((share for _, share in _fits(result)[1]), default=None),
+        "share of a norm's output that an affine map leaves unexplained",
+    ),
+)
+def not_affine(result: Inspection) -> Outcome:
+    """A norm can't be replaced by an affine map without a loss.
+
+    An affine map is fitted to half of the inputs and measured on the others: the share of the output's variance that it
+    does not explain. Where inputs are too few for that, one fixed number stands in for the norm's divisor.
+
+    What to do: nothing. Do not freeze these norms, or treat them as linear when you attribute outputs.
+    """
+    kind, shares = _fits(result)
+    if not any(norm.landing for norm in result.norms):
+        return NEEDS_TEXT
+    if not shares:
+        return "No norm was fitted: none scales, or its outputs do not differ."
+    (most, high), (least, low) = max(shares, key=second), min(shares, key=second)
+    by = "the best affine map" if kind == "full" else "the norm with one fixed number in place of its divisor"
+    bent = [norm for norm, share in shares if share > NOT_AFFINE]
+    if not bent:
+        return f"On held-out inputs, {by} misses at most {percent(high)} of the output's variance ({name(most.name)})."
+    span = (
+        f"{percent(high)} of the output's variance at {name(most.name)}"
+        if least is most
+        else f"{percent(low)} ({name(least.name)}) to {percent(high)} ({name(most.name)}) of the output's variance"
+    )
+    return [
+        found(
+            "note",
+            "seen on the text",
+            "norm",
+            title=f"On held-out inputs, {by} misses {span}.",
+            evidence=f"More than {percent(NOT_AFFINE)} in {part(bent, result.norms)}.",
+            why="A method that takes these norms to be linear is wrong by that much.",
+            do="Nothing; do not freeze them when you attribute outputs.",
+            sites=names(bent),
+            norms=names(bent),
+            figure=(high, NOT_AFFINE),
+        )
+    ]
