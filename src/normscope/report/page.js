@@ -92,7 +92,8 @@ function drawMap() {
   const some = new Set();
   for (const stack of data.stacks) {
     const room = width - left;
-    const cell = Math.max(7, Math.min(84, room / stack.columns.length)), across = cell > 7 ? stack.columns.length : Math.max(1, Math.floor(room / cell));
+    const cell = Math.max(7, Math.min(84, room / stack.columns.length)), most = cell > 7 ? stack.columns.length : Math.max(1, Math.floor(room / cell));
+    const across = Math.ceil(stack.columns.length / Math.ceil(stack.columns.length / most)); // bands of the same length
     if (stack.title) html(host, "h3", { style: "margin-top:14px" }, seen(stack.title, 80));
     for (let start = 0; start < stack.columns.length; start += across) drawBand(host, stack, stack.columns.slice(start, start + across), cell, left, width, some);
   }

@@ -7,7 +7,7 @@ function plane(mark, host, width) {
   const bar = html(host, "div", { class: "choice", role: "group", "aria-label": "Two axes" }, html(null, "span", {}, "Two axes:"));
   const box = html(host, "div", { class: "pictures" }), note = html(host, "p", { class: "notes", role: "status" });
   const wanted = mark.pairs.findIndex((each) => each.name.toLowerCase() === chosenPlane);
-  let at = wanted >= 0 ? wanted : mark.pairs.length - 1;
+  let at = wanted >= 0 ? wanted : points ? mark.pairs.length - 1 : 0;
   const buttons = mark.pairs.map((each, place) => html(bar, "button", { type: "button", "aria-pressed": "false", on: { click: () => { at = place; chosenPlane = each.name.toLowerCase(); toAddress({ plane: chosenPlane }); draw(); } } }, each.name));
   function draw() {
     buttons.forEach((button, place) => button.setAttribute("aria-pressed", String(place === at)));
