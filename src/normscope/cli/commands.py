@@ -12,15 +12,19 @@ from normscope.cli.options import (
     DeviceOption,
     DtypeOption,
     FolderArgument,
+    ForceFlag,
     InputsOption,
     LinesFlag,
     ModelArgument,
     TextOption,
     command,
     model_of,
+    printable,
     progress,
+    require_writable,
     run_on,
     tell_written,
+    write,
 )
 from normscope.errors import InputError
 
@@ -30,7 +34,9 @@ __all__ = [
     "inspect",
     "keys",
     "memorize",
+    "playground",
     "ranges",
+    "report",
     "separability",
     "shatter",
     "spikes",
@@ -82,7 +88,33 @@ def check(
     return ask(model_of(model), **run_on(text, inputs, lines), **chosen, device=device, dtype=dtype, progress=progress)
 
 
-@command(page=True, picture=True)
+def report(
+    model: ModelArgument = None,
+    *,
+    text: TextOption = None,
+    lines: LinesFlag = False,
+    inputs: InputsOption = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Write the page here (.html).")] = Path("report.html"),
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="Stop after this many seconds; what is left is listed with its command.", min=0),
+    ] = None,
+    device: DeviceOption = DEVICE,
+    dtype: DtypeOption = DTYPE,
+    force: ForceFlag = False,
+) -> None:
+    """Everything about a model on one page: findings, a map, every norm, ranges, heads, vocabulary, folding."""
+    from normscope.report_file import write_report
+    from normscope.results.finding_list import MARKS
+
+    given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype, "progress": progress}
+    findings = write_report(model_of(model), out, seconds=seconds, force=force, **given)
+    for finding in findings.findings:
+        print(printable(f"{MARKS[finding.severity]} {finding.title}"))
+    tell_written([out])
+
+
+@command(picture=True)
 def inspect(
     model: ModelArgument = None,
     text: TextOption = None,
@@ -378,3 +410,16 @@ def verify(
     from normscope.verify_file import verify as check
 
     return check(file, against=samples, label=label, progress=progress)
+
+
+def playground(
+    out: Annotated[Path, typer.Option("-o", "--out", help="Write the page here (.html).")] = Path("playground.html"),
+    force: ForceFlag = False,
+) -> None:
+    """Write a page that shows norms in three dimensions, step by step: one HTML file that needs no network."""
+    from normscope.files import PAGES
+    from normscope.report.playground import playground_html
+
+    require_writable(out, PAGES, force)
+    write({out: playground_html().encode()})
+    tell_written([out])

@@ -42,7 +42,6 @@ ResumeOption = Annotated[
     Path | None,
     typer.Option("-o", "--out", help="Save the result here (.safetensors); resume from it if it exists."),
 ]
-HtmlOption = Annotated[Path | None, typer.Option("--html", help="Write one self-contained page here.")]
 CsvFlag = Annotated[bool, typer.Option("--csv", metavar="", help="Print the main table as CSV, with all columns.")]
 AllFlag = Annotated[bool, typer.Option("--all", metavar="", help="Show all columns and tables.")]
 PictureOption = Annotated[Path | None, typer.Option("--picture", help="Write a picture here: .png, .svg or .pdf.")]
@@ -152,7 +151,6 @@ def printable(line: str) -> str:
 
 def command(
     *,
-    page: bool = False,
     picture: bool = False,
     scales: bool = False,
     sarif: bool = False,
@@ -161,17 +159,15 @@ def command(
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a command of a function that returns a result: every command saves, draws and shows it the same way.
 
-    Adds --json, --csv and --all; -o (with `saves`) and --force; --html (with `page`); --picture (with `picture`);
-    --sarif (with `sarif`); --scales (with `scales`): an argument of that name then says whether the result must have
-    scales. A command that `resumes` takes the path of -o as its argument `resume`, and saves there by itself. An
-    argument `keep` says whether the result will be saved. The exit code is 1 where `Result.failure` says why.
+    Adds --json, --csv and --all; -o (with `saves`) and --force; --picture (with `picture`); --sarif (with `sarif`);
+    --scales (with `scales`): an argument of that name then says whether the result must have scales. A command that
+    `resumes` takes the path of -o as its argument `resume`, and saves there by itself. An argument `keep` says whether
+    the result will be saved. The exit code is 1 where `Result.failure` says why.
     """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., None]:
         own = inspect.signature(function)
         added: dict[str, tuple[Any, Any]] = {}
-        if page:
-            added["html"] = (HtmlOption, None)
         if picture:
             added["picture"] = (PictureOption, None)
         if scales:
@@ -180,7 +176,7 @@ def command(
             added["sarif"] = (SarifOption, None)
         if saves or resumes:
             added["save"] = (ResumeOption if resumes else SaveOption, None)
-        if page or picture or saves:
+        if picture or saves:
             added["force"] = (ForceFlag, False)
         added |= {"json": (JsonFlag, False), "csv": (CsvFlag, False), "everything": (AllFlag, False)}
 
@@ -227,12 +223,11 @@ def command(
 
 def _require_possible(form: Mapping[str, Any], resumes: bool) -> None:
     """Refuse outputs that could not be written or shown, before the work begins."""
-    from normscope.files import PAGES, PICTURES, SARIF
+    from normscope.files import PICTURES, SARIF
     from normscope.results.result import ENDINGS
 
     if form["json"] and form["csv"]:
         raise InputError("--json and --csv cannot be combined: both are printed on standard output")
-    require_writable(form.get("html"), PAGES, form.get("force", False))
     require_writable(form.get("picture"), PICTURES, form.get("force", False))
     require_writable(form.get("save"), ENDINGS, form.get("force", False) or resumes)
     require_writable(form.get("scales"), ENDINGS, form.get("force", False))
@@ -244,10 +239,6 @@ def _require_possible(form: Mapping[str, Any], resumes: bool) -> None:
 
 def _finish(result: Any, form: Mapping[str, Any], resumes: bool) -> None:
     contents: dict[Path, bytes] = {}
-    if form.get("html") is not None:
-        from normscope.report.page import render
-
-        contents[form["html"]] = render(result).encode()
     contents |= picture_of(form.get("picture"), result.plot)
     if form.get("scales") is not None:
         contents[form["scales"]] = result.scales_file()

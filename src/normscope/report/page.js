@@ -1,171 +1,208 @@
-"use strict";
-// Behaviour of the page: a table that sorts and filters, figures in the colours of the page, and one chosen norm.
+// The page: the map, the chosen norm, links to places, the theme; everything is drawn for the width at hand.
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const config = {
-  responsive: true,
-  displaylogo: false,
-  showSendToCloud: false, // plotly would offer to upload the figure
-  plotlyServerURL: "",
-  modeBarButtonsToRemove: ["lasso2d", "select2d"],
-};
-const table = document.getElementById("norms");
-const body = table.tBodies[0];
-const headings = [...table.tHead.rows[0].cells];
+const RANK = ["error", "warning", "note"], SIGN = { error: "■", warning: "▲", note: "●" };
+const byId = (id) => document.getElementById(id);
+const severityAt = data.norms.map((_, at) => RANK.find((rank) => data.findings.some((each) => each.severity === rank && each.sites.includes(at))) || null);
+let chosen = firstChoice(), mapButtons = new Map(), lastWidth = 0;
 
-// ---- the table
-
-const order = new Intl.Collator(undefined, { numeric: true });
-
-function sortBy(heading) {
-  const column = headings.indexOf(heading);
-  const direction = heading.getAttribute("aria-sort") === "ascending" ? "descending" : "ascending";
-  const sign = direction === "ascending" ? 1 : -1;
-  const numeric = heading.classList.contains("numeric");
-  const valueOf = (row) => row.cells[column].dataset.value;
-  const compare = numeric ? (a, b) => a - b : order.compare;
-  const rows = [...body.rows].sort((one, other) => {
-    const [a, b] = [valueOf(one), valueOf(other)];
-    if (a === undefined || b === undefined) return (a === undefined) - (b === undefined); // last, either way
-    return sign * compare(a, b);
-  });
-  body.append(...rows);
-  for (const each of headings) each.setAttribute("aria-sort", each === heading ? direction : "none");
+function firstChoice() {
+  const worst = RANK.map((rank) => severityAt.indexOf(rank)).find((at) => at >= 0);
+  return worst === undefined ? 0 : worst;
 }
-
-function filterBy(text) {
-  const wanted = text.toLowerCase();
-  let matches = 0;
-  for (const row of body.rows) {
-    const fits = data.norms[row.dataset.norm].name.toLowerCase().includes(wanted);
-    row.hidden = !fits;
-    matches += fits;
+function placeName(at) {
+  for (const stack of data.stacks) for (const column of stack.columns) for (const [row, norm] of column.cells) {
+    if (norm === at) return row === null ? seen(data.norms[at].name, 60) : `${stack.title ? stack.title + " " : ""}block ${column.label}, ${seen(stack.rows[row], 40)}`;
   }
-  document.getElementById("matches").textContent = `${matches} of ${body.rows.length}`;
+  return seen(data.norms[at].name, 60);
 }
 
-for (const heading of headings) heading.firstElementChild.addEventListener("click", () => sortBy(heading));
-document.getElementById("filter").addEventListener("input", (event) => filterBy(event.target.value));
-body.addEventListener("click", (event) => choose(Number(event.target.closest("tr").dataset.norm)));
-
-// ---- figures in the colours of the page
-
-function theme() {
-  const style = getComputedStyle(document.documentElement);
-  const [ink, line, panel] = ["--ink", "--line", "--panel"].map((name) => style.getPropertyValue(name).trim());
-  const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true };
-  const spatial = { gridcolor: line, zerolinecolor: line, linecolor: line, showbackground: false };
-  return {
-    layout: {
-      font: { color: ink, family: "system-ui, sans-serif", size: 12 },
-      title: { x: 0.02, xanchor: "left", font: { size: 15 } },
-      paper_bgcolor: panel,
-      plot_bgcolor: panel,
-      hoverlabel: { bgcolor: panel, bordercolor: line, font: { color: ink } },
-      modebar: { bgcolor: panel, color: line, activecolor: ink },
-      xaxis: axis,
-      yaxis: axis,
-      scene: { xaxis: spatial, yaxis: spatial, zaxis: spatial },
-    },
-  };
+// Addresses: #norm=NAME&plane=…&at=…
+function fromAddress() {
+  const wanted = new URLSearchParams(location.hash.slice(1));
+  if (wanted.get("plane")) chosenPlane = wanted.get("plane");
+  const at = data.norms.findIndex((norm) => well(norm.name) === wanted.get("norm"));
+  if (at >= 0 && at !== chosen) choose(at, false);
+  else if (wanted.get("plane")) drawNorm();
+  const target = wanted.get("at") && byId(`at-${wanted.get("at")}`);
+  if (target) target.scrollIntoView();
+}
+function toAddress(changes) {
+  const now = new URLSearchParams(location.hash.slice(1));
+  for (const [name, value] of Object.entries(changes)) now.set(name, value);
+  history.replaceState(null, "", `#${now}`);
 }
 
-function draw(id, traces, layout) {
-  return Plotly.react(id, traces, { ...layout, template: theme() }, config);
+function choose(at, tell = true) {
+  mapButtons.get(chosen)?.setAttribute("aria-pressed", "false");
+  chosen = at;
+  mapButtons.get(chosen)?.setAttribute("aria-pressed", "true");
+  for (const [number, button] of mapButtons) button.tabIndex = number === chosen ? 0 : -1;
+  for (const line of document.querySelectorAll("line.here")) {
+    const x = line.ownerSVGElement.xOf(at);
+    line.style.display = x === null ? "none" : "";
+    if (x !== null) { line.setAttribute("x1", x); line.setAttribute("x2", x); }
+  }
+  if (tell) toAddress({ norm: well(data.norms[at].name) });
+  drawNorm();
 }
 
-function drawAcrossDepth() {
-  for (const [name, figure] of Object.entries(data.depth)) draw(`depth-${name}`, figure.data, figure.layout);
-}
-
-// ---- the chosen norm
-
-let chosen = 0;
-
-function choose(index) {
-  chosen = index;
-  document.getElementById("choice").value = String(index);
-  for (const row of body.rows) row.toggleAttribute("aria-current", Number(row.dataset.norm) === index);
-  const norm = data.norms[index];
-  document.getElementById("note").textContent = norm.note ?? "";
-  document.getElementById("nothing").hidden = Boolean(norm.lengths || norm.gains);
-  showFacts(norm.facts);
-  drawChosen();
-}
-
-function drawChosen() {
+function drawNorm() {
+  if (!byId("choice") || !data.norms.length) return;
   const norm = data.norms[chosen];
-  if (visible("chosen-ellipsoid", norm.longest)) drawEllipsoid(norm);
-  for (const name of ["lengths", "gains"]) {
-    if (visible(`chosen-${name}`, norm[name])) {
-      const [x, y] = norm[name];
-      const { data: [curve], layout } = data.chosen[name];
-      draw(`chosen-${name}`, [{ ...curve, x, y }], layout);
+  byId("norm-name").textContent = seen(norm.name || "(the model)");
+  byId("norm-says").textContent = norm.says;
+  byId("choice").value = String(chosen);
+  byId("before").disabled = chosen === 0;
+  byId("after").disabled = chosen === data.norms.length - 1;
+  const facts = byId("norm-facts");
+  facts.replaceChildren();
+  for (const [label, value] of [["place", placeName(chosen)], ...norm.facts]) html(facts, "li", { style: "list-style:none" }, `${label} `, html(null, "b", {}, html(null, "bdi", {}, value)));
+  const about = byId("norm-findings");
+  about.replaceChildren();
+  data.findings.forEach((each, at) => {
+    if (each.sites.includes(chosen)) html(about, "li", { class: each.severity }, html(null, "span", { "aria-hidden": "true" }, SIGN[each.severity] + " "), html(null, "a", { href: `#finding-${at}` }, each.title));
+  });
+  const host = byId("norm-panels");
+  host.replaceChildren();
+  for (const panel of norm.panels) {
+    const box = html(host, "div", { class: `panel${panel.wide ? " wide" : ""}`, id: `at-norm-${panel.id}` });
+    html(box, "h3", { class: "cut" }, panel.title);
+    if (panel.see) html(box, "p", { class: "see" }, panel.see);
+    drawMarks(panel.marks, html(box, "div"));
+    for (const note of panel.notes) html(box, "p", { class: "notes" }, note);
+    if (panel.command) html(box, "code", { class: "command" }, panel.command);
+    html(box, "p", { class: "paper" }, panel.paper);
+    if (panel.formula) html(box, "details", { class: "formula" }, html(null, "summary", {}, "The formula"), html(null, "p", {}, panel.formula));
+  }
+}
+
+function drawMarks(marks, host) {
+  const width = Math.floor(host.getBoundingClientRect().width) || 600;
+  for (const mark of marks) DRAW[mark.mark](mark, html(host, "figure"), width);
+}
+
+function drawMap() {
+  const host = byId("map");
+  if (!host) return;
+  const held = mapButtons.size && [...mapButtons.values()].includes(document.activeElement);
+  host.replaceChildren();
+  mapButtons = new Map();
+  const width = Math.floor(host.getBoundingClientRect().width), left = width < 620 ? 66 : 128;
+  const some = new Set();
+  for (const stack of data.stacks) {
+    const room = width - left;
+    const cell = Math.max(7, Math.min(84, room / stack.columns.length)), most = cell > 7 ? stack.columns.length : Math.max(1, Math.floor(room / cell));
+    const across = Math.ceil(stack.columns.length / Math.ceil(stack.columns.length / most)); // bands of the same length
+    if (stack.title) html(host, "h3", { style: "margin-top:14px" }, seen(stack.title, 80));
+    for (let start = 0; start < stack.columns.length; start += across) drawBand(host, stack, stack.columns.slice(start, start + across), cell, left, width, some);
+  }
+  const legend = html(host, "p", { class: "legend" });
+  for (const rank of RANK) if (some.has(rank)) html(legend, "span", {}, html(null, "span", { class: rank, "aria-hidden": "true" }, SIGN[rank] + " "), rank);
+  html(legend, "span", {}, html(null, "i"), "no finding happens there");
+  html(legend, "span", {}, "arrow keys move, Enter chooses");
+  host.querySelector(".map")?.parentElement.insertBefore(legend, host.querySelector(".map").nextSibling);
+  if (held) mapButtons.get(chosen)?.focus();
+}
+
+function drawBand(host, stack, columns, cell, left, width, some) {
+  const rows = Math.max(1, stack.rows.length);
+  const box = html(host, "div", { class: "map", role: "group", "aria-label": `Norms${stack.title ? " of " + seen(stack.title, 60) : ""}`, style: `grid-template-columns:${left - 2}px repeat(${columns.length}, ${cell - 2}px)` });
+  const at = new Map();
+  stack.rows.forEach((label, row) => html(box, "span", { style: `grid-area:${row + 1}/1` , title: seen(label, 80) }, seen(left < 100 ? label.replace(/^before (the )?/, "") : label, 24)));
+  columns.forEach((column, place) => {
+    for (const [row, norm] of column.cells) {
+      const severity = severityAt[norm];
+      some.add(severity);
+      const spot = row === null ? `1/${place + 2}/${rows + 1}/${place + 3}` : `${row + 1}/${place + 2}`;
+      const button = html(box, "button", { type: "button", "aria-pressed": String(norm === chosen), tabindex: norm === chosen ? 0 : -1, class: severity ? `has-${severity}` : null, "aria-label": `${placeName(norm)}${severity ? ", " + severity : ""}`, title: seen(data.norms[norm].name, 120), style: `grid-area:${spot};${row === null ? "height:auto" : ""}`, on: { click: () => choose(norm), keydown: (event) => moveInMap(event, norm) } }, cell > 13 && severity ? SIGN[severity] : "");
+      mapButtons.set(norm, button);
+      at.set(norm, left + cell * (place + (row === null ? 0.5 : (row + 0.5) / rows)) - 1);
     }
+  });
+  html(box, "span", { style: `grid-area:${rows + 1}/1` }, stack.rows.length ? "block" : "");
+  const every = cell >= 22 ? 1 : 5;
+  columns.forEach((column, place) => {
+    const single = column.cells[0][0] === null, number = Number(column.label);
+    const label = single ? (stack.rows.length ? (column === stack.columns[0] ? "first" : "last") : "") : number % (every === 1 && columns.length > 16 ? 5 : every) === 0 ? column.label : "";
+    if (label) html(box, "span", { class: "column", style: `grid-area:${rows + 1}/${place + 2}` }, label);
+  });
+  const norms = [...at.keys()], xOf = (norm) => at.get(norm), end = left + cell * columns.length;
+  drawTracks(host, norms, xOf, left, end);
+  for (const marks of Object.values(data.lanes)) for (const mark of marks) {
+    const figure = html(host, "figure"), drawing = lane(mark, figure, Math.max(end, Math.min(width, 320)), { xOf, left, columns: norms, sites: [] });
+    if (!drawing) { figure.remove(); continue; }
+    drawing.xOf = (norm) => (at.has(norm) ? at.get(norm) : null);
+    const x = drawing.xOf(chosen);
+    svg(drawing, "line", { class: "here", x1: x || 0, x2: x || 0, y1: 0, y2: drawing.getAttribute("height"), style: x === null ? "display:none" : null });
   }
 }
 
-function visible(id, values) {
-  document.getElementById(id).hidden = !values;
-  return Boolean(values);
+function drawTracks(host, norms, xOf, left, end) {
+  const shown = data.findings.filter((each) => norms.some((norm) => each.norms.includes(norm) || each.sites.includes(norm)));
+  if (!shown.length) return;
+  const figure = html(host, "figure"), narrow = left < 100, step = narrow ? 34 : 21;
+  html(figure, "figcaption", {}, "Where each finding holds: a tall mark where it happens, small ones as far as it reaches");
+  const drawing = canvas(figure, Math.max(end, 300), step * shown.length + 4, shown.map((each) => `${each.name}: ${each.sites.length} sites, ${each.norms.length} norms`).join("; "));
+  shown.forEach((each, row) => {
+    const y = step * row + (narrow ? 24 : 11);
+    svg(drawing, "text", { x: 0, y: narrow ? y - 11 : y + 4 }, `${each.name}`);
+    svg(drawing, "line", { class: "hair", x1: left, x2: end, y1: y, y2: y });
+    for (const norm of norms) {
+      const site = each.sites.includes(norm);
+      if (!site && !each.norms.includes(norm)) continue;
+      svg(drawing, "rect", { class: `tick-${each.severity}`, x: xOf(norm) - (site ? 2.5 : 2), y: y - (site ? 6 : 1.5), width: site ? 5 : 4, height: site ? 12 : 3, rx: 1 });
+    }
+  });
 }
 
-function drawEllipsoid(norm) {
-  const { data: [surface, axes, points], layout } = data.chosen.ellipsoid;
-  const traces = [stretched(surface, norm.longest), { ...stretched(axes, norm.longest), text: axisTexts(norm.labels) }];
-  if (norm.points) {
-    const [x, y, z] = norm.points;
-    traces.push({ ...points, x, y, z });
+function moveInMap(event, norm) {
+  const spot = { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] }[event.key];
+  if (!spot) return;
+  event.preventDefault();
+  for (const stack of data.stacks) {
+    const place = stack.columns.findIndex((column) => column.cells.some((each) => each[1] === norm));
+    if (place < 0) continue;
+    const cells = stack.columns[place].cells, row = cells.findIndex((each) => each[1] === norm);
+    const next = spot[0] ? stack.columns[place + spot[0]]?.cells : cells;
+    const wanted = next && (spot[0] ? next[Math.min(row, next.length - 1)] : next[row + spot[1]]);
+    if (wanted) mapButtons.get(wanted[1]).focus();
   }
-  const scene = { ...layout.scene, aspectmode: norm.proportional ? "data" : "cube" };
-  draw("chosen-ellipsoid", traces, { ...layout, scene, uirevision: "keep the reader's camera" });
 }
-
-function stretched(trace, [first, second, third]) {
-  return { ...trace, x: times(trace.x, first), y: times(trace.y, second), z: times(trace.z, third) };
-}
-
-function times(values, factor) {
-  return values.map((value) => (Array.isArray(value) ? times(value, factor) : value === null ? null : value * factor));
-}
-
-function axisTexts([first, second, third]) {
-  return ["", first, "", "", second, "", "", third];
-}
-
-function showFacts(facts) {
-  const entries = facts.flatMap(([label, value]) => [element("dt", label), element("dd", value)]);
-  document.getElementById("facts").replaceChildren(...entries);
-}
-
-function element(tag, text) {
-  const made = document.createElement(tag);
-  made.textContent = text;
-  return made;
-}
-
-// ---- start, and follow the reader's colours and printer
 
 function drawAll() {
-  drawAcrossDepth();
-  if (data.norms.length) drawChosen();
+  lastWidth = document.documentElement.clientWidth;
+  drawMap();
+  drawNorm();
+  for (const host of document.querySelectorAll("[data-panel]")) {
+    host.replaceChildren();
+    drawMarks(data.panels[`${host.dataset.section}/${host.dataset.panel}`] || [], host);
+  }
+  for (const host of document.querySelectorAll("[data-figure]")) {
+    host.replaceChildren();
+    const finding = data.findings[host.dataset.figure], mark = finding.lane && data.lanes[finding.lane] && data.lanes[finding.lane][0];
+    if (mark) lane(mark, html(host, "figure"), Math.min(300, Math.floor(host.getBoundingClientRect().width)), { small: true, sites: finding.sites });
+  }
 }
 
-drawAcrossDepth();
-for (const name of Object.keys(data.depth)) {
-  document.getElementById(`depth-${name}`).on("plotly_click", (event) => {
-    choose(event.points[0].x);
-    document.getElementById("one").scrollIntoView({ behavior: "smooth" });
-  });
+const theme = byId("theme");
+function themed() { theme.textContent = document.documentElement.dataset.theme === "dark" ? "Light" : "Dark"; }
+theme.addEventListener("click", () => { document.documentElement.dataset.theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark"; themed(); });
+themed();
+if (byId("choice")) {
+  data.norms.forEach((_, at) => html(byId("choice"), "option", { value: at }, placeName(at)));
+  byId("choice").addEventListener("change", (event) => choose(Number(event.target.value)));
+  byId("before").addEventListener("click", () => choose(chosen - 1));
+  byId("after").addEventListener("click", () => choose(chosen + 1));
 }
-if (data.norms.length) {
-  document.getElementById("choice").addEventListener("change", (event) => choose(Number(event.target.value)));
-  choose(0);
-}
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-for (const [moment, printing] of [["beforeprint", true], ["afterprint", false]]) {
-  addEventListener(moment, () => {
-    document.documentElement.classList.toggle("printing", printing);
-    drawAll();
-  });
-}
+for (const heading of document.querySelectorAll(".cut")) heading.addEventListener("click", () => heading.classList.toggle("open"));
+byId("playground").addEventListener("toggle", () => {
+  const root = document.querySelector("#playground .ns-playground");
+  if (byId("playground").open && !root.dataset.alive) { root.dataset.alive = "yes"; normscopePlayground.init(root); }
+});
+let waiting = 0;
+addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(() => { if (document.documentElement.clientWidth !== lastWidth) drawAll(); }, 150); });
+addEventListener("hashchange", fromAddress);
+addEventListener("beforeprint", () => document.querySelectorAll("details.formula").forEach((each) => { each.open = true; }));
+drawAll();
+fromAddress();

@@ -1,51 +1,172 @@
-"""An inspection as one HTML file that needs no network: words, a table that sorts, and figures.
+"""The report: findings first, then the panels that results describe, as one HTML file that needs no network.
 
-Names from a checkpoint are untrusted text. They are escaped where they become HTML, where they become JSON inside
-a script element, and where plotly would read markup in them.
+Names and tokens come from a checkpoint and a text, and are untrusted. They are escaped where they become HTML, set as
+text by the script, and escaped in the JSON that it reads.
 """
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from importlib.resources import files
+from importlib.util import find_spec
 from typing import Any
+from urllib.parse import quote
 
-import numpy as np
+from normscope.report.marks import PAPERS, DataTable, Panel, plain
+from normscope.report.page_words import (
+    model_facts,
+    model_lead,
+    model_title,
+    norm_facts,
+    norm_sentence,
+    verdict_on,
+    visible,
+)
+from normscope.report.places import split, stacks_of
+from normscope.report.playground import playground_parts
+from normscope.results.describe import tables_of
+from normscope.results.finding_list import MARKS, Finding, FindingList
+from normscope.results.inspection import Inspection, NormGeometry
+from normscope.results.result import Result, named
+from normscope.rules.prose import count
 
-from normscope.checks import Floats
-from normscope.report.norm_figures import depth_figures, digits_of, finite, patterns
-from normscope.report.pictures import outline
-from normscope.results.describe import Shown, tables_of
-from normscope.results.inspection import Channel, Inspection, Landing, NormGeometry
-from normscope.rules.inspection import KINDS, headline
-from normscope.rules.norm_kinds import UNBOUNDED
+SCRIPTS = ("marks.js", "pictures.js", "page.js")
+MOST_PAINTED = 1 / 3  # of the norms, by one finding
+LANES = {
+    "massive-activation": "largest",
+    "outlier-channel": "axes",
+    "narrow-norm": "lengths",
+    "closed-channels": "lengths",
+}
+SECTIONS: dict[str, tuple[str, str, str]] = {  # label in the bar, heading, introduction
+    "map": ("Map", "The model, from left to right", ""),
+    "norm": ("Norm", "One norm", ""),
+    "ranges": ("Ranges", "How far can it go, and how far did it?", ""),
+    "heads": (
+        "Heads",
+        "Which tokens can a head look at?",
+        "A head scores keys by a product with its query. A key inside the convex hull of the others never has the "
+        "highest score, whatever the query: it is lost.",
+    ),
+    "vocabulary": ("Vocabulary", "Which tokens can win?", ""),
+    "folding": ("Folding", "What can go without changing the function?", ""),
+    "norms": ("All norms", "All norms", ""),
+}
+WHAT = {  # kinds of results: the section that shows it, and what it is about
+    "inspection": ("norm", "the geometry of norms"),
+    "layer_ranges": ("ranges", "how far every tensor can go"),
+    "spike_list": ("ranges", "channels that one token can make large"),
+    "key_selection": ("heads", "which keys no query can select"),
+    "token_verdicts": ("vocabulary", "which tokens can win"),
+    "folding": ("folding", "what can be folded"),
+}
 
-SAME_SCALE_UP_TO = 12.0  # longest over third axis; beyond it, true proportions would show a needle
-NAMED = 16  # dead channels listed
+
+@dataclass(frozen=True)
+class Absent:
+    """A part of the report that was not computed."""
+
+    kind: str
+    reason: str
+    command: str | None = None
+
+    @property
+    def what(self) -> str:
+        return WHAT.get(self.kind, ("", self.kind.replace("_", " ")))[1]
 
 
-def render(inspection: Inspection) -> str:
-    """The whole page, to be written to a file as UTF-8; its table has the columns that the result describes."""
+@dataclass(frozen=True)
+class _Section:
+    id: str
+    label: str
+    title: str
+    intro: str
+    panels: tuple[Panel, ...]
+    missing: tuple[Absent, ...]
+
+
+def render(
+    results: Iterable[Result],
+    *,
+    model: str,
+    findings: FindingList | None = None,
+    missing: Sequence[Absent] = (),
+    made: Sequence[str] = (),
+) -> str:
+    """The whole page, to be written to a file as UTF-8.
+
+    `results` are drawn by the panels that their types describe, or as tables; `missing` and `made` are said.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
-    from plotly.offline import get_plotlyjs
 
-    shown = next(tables_of(inspection, brief=False))
-    depth = depth_figures(inspection.norms)
-    data = {"depth": depth, "chosen": patterns(), "norms": [_details(norm) for norm in inspection.norms]}
+    drawn = list(results)
+    panels = [panel for result in drawn for panel in panels_of(result)]
+    inspection = next((result for result in drawn if isinstance(result, Inspection)), None)
+    found = findings.findings if findings is not None else ()
+    body = _sections(panels, missing, inspection)
+    data = _data(panels, inspection, found, [section.id for section in body])
     environment = Environment(
         loader=PackageLoader("normscope", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
+    environment.filters["seen"] = visible
+    environment.filters["sentence"] = _sentence
     page = environment.get_template("page.html.jinja").render(
-        inspection=inspection,
-        headline=headline(inspection),
-        highlights=inspection.remarks(),
-        columns=list(zip(shown.columns, shown.numeric, strict=True)),
-        rows=_rows(shown),
-        depth=list(depth),
+        title=model_title(model),
+        lead=model_lead(drawn, inspection, found),
+        facts=model_facts(model, inspection),
+        verdict=verdict_on(findings),
+        findings=found,
+        marks=MARKS,
+        sure=lambda finding: (
+            f"{finding.sure[0].upper()}{finding.sure[1:]}"
+            + (": exact numbers, judged by a threshold" if finding.sure == "heuristic" else "")
+        ),
+        links=[_link(finding, body, inspection.norms if inspection is not None else ()) for finding in found],
+        clear=findings.clear if findings is not None else (),
+        unchecked=findings.unchecked if findings is not None else (),
+        sections=[("findings", "Findings"), *((each.id, each.label) for each in body), ("made", "How it was made")],
+        body=body,
+        papers=PAPERS,
+        made=made,
+        missing=missing,
         data=script_json(data),
-        plotly=get_plotlyjs(),
         style=_part("page.css"),
-        script=_part("page.js"),
+        script="\n".join(map(_part, SCRIPTS)),
+        playground=playground_parts(),
     )
     return page.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate in a name can't be encoded
+
+
+def panels_of(result: Result) -> list[Panel]:
+    """The panels that the type of a result describes; its tables, if it describes none."""
+    module = f"normscope.report.panels.{result.kind}"
+    if result.panels_by is not None:
+        return list(named(result.panels_by)(result))
+    if find_spec(module) is not None:
+        return list(import_module(module).panels(result))
+    return list(_table_panels(result))
+
+
+def _table_panels(result: Result) -> Iterable[Panel]:
+    for place, shown in enumerate(tables_of(result, brief=False)):
+        if not shown.values:
+            continue
+        headings = tuple(
+            (column.heading, column.meaning, numeric, column.brief)
+            for column, numeric in zip(shown.columns, shown.numeric, strict=True)
+        )
+        rows = tuple(
+            tuple(
+                (cell, None if value is None else float(value) if numeric else cell)
+                for cell, value, numeric in zip(cells, values, shown.numeric, strict=True)
+            )
+            for cells, values in zip(shown.cells, shown.values, strict=True)
+        )
+        remarks = tuple(result.remarks()) if not place else ()
+        yield Panel(
+            f"{result.kind}-{place}", result.kind, shown.title, marks=(DataTable(headings, rows),), notes=remarks
+        )
 
 
 def script_json(value: Any) -> str:
@@ -54,136 +175,121 @@ def script_json(value: Any) -> str:
     >>> script_json({"</script>": float("inf")})
     '{"\\u003c/script\\u003e":null}'
     """
-    text = json.dumps(finite(value), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(plain(value), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
-def _rows(shown: Shown) -> list[list[tuple[str, str | None]]]:
-    """The text of every cell, and its sort key: None where there is no value."""
-
-    def sorts_by(value: Any, numeric: bool, cell: str) -> str | None:
-        if value is None or value == ():
-            return None
-        return str(float(value)) if numeric else cell
-
-    return [
-        [(cell, sorts_by(value, numeric, cell)) for value, numeric, cell in zip(row, shown.numeric, cells, strict=True)]
-        for row, cells in zip(shown.values, shown.cells, strict=True)
-    ]
-
-
-def _details(norm: NormGeometry) -> dict[str, Any]:
-    """What the page shows about the selected norm."""
-    details: dict[str, Any] = {"name": norm.name, "facts": _facts(norm), "note": _note(norm)}
-    details |= {"longest": None, "labels": None, "points": None, "proportional": True, "lengths": None, "gains": None}
-    lengths = _lengths(norm)
-    if _why_no_ellipsoid(norm) is None:
-        longest = [float(length) for length in lengths[:3]]
-        details["longest"] = digits_of(longest)
-        details["labels"] = [f"{length:.4g}" for length in longest]
-        details["proportional"] = longest[0] <= SAME_SCALE_UP_TO * longest[2]
-        if norm.landing is not None and norm.landing.points is not None:
-            details["points"] = [digits_of(coordinate) for coordinate in norm.landing.points.T]
-    if len(lengths):
-        ranks = np.linspace(1, len(lengths), len(outline(lengths))).round()
-        details["lengths"] = [ranks.astype(int).tolist(), digits_of(outline(lengths))]
-    if norm.found.gain is not None:
-        gains = outline(np.sort(norm.found.gain))
-        details["gains"] = [digits_of(np.linspace(0, 100, len(gains))), digits_of(gains)]
-    return details
+def _sections(panels: Sequence[Panel], missing: Sequence[Absent], inspection: Inspection | None) -> list[_Section]:
+    """Sections in the order of the page, those of new kinds of results before the table of norms."""
+    own = dict.fromkeys(panel.section for panel in panels if panel.section not in SECTIONS)
+    made = []
+    for id_ in (*list(SECTIONS)[:-1], *own, "norms"):
+        mine = tuple(panel for panel in panels if panel.section == id_ and id_ not in ("map", "norm"))
+        absent = tuple(each for each in missing if WHAT.get(each.kind, ("",))[0] == id_)
+        label, title, intro = SECTIONS.get(id_, ("", "", ""))
+        if id_ == "map":
+            if inspection is None or len(inspection.norms) < 2:
+                continue
+            intro = (
+                f"{count(len(inspection.norms), 'norm')} in the order of the model. Colour and shape show the worst "
+                "finding that happens there; choose one to see it. What is below shares the columns."
+            )
+        elif id_ == "norm":
+            if not absent and (inspection is None or not inspection.norms):
+                continue
+        elif not mine and not absent:
+            continue
+        if id_ in own:
+            label, title = id_.replace("_", " ").capitalize(), mine[0].title
+        if id_ == "norms" and mine:
+            title = mine[0].title
+        made.append(_Section(id_, label, title, intro, mine, absent))
+    return made
 
 
-def _lengths(norm: NormGeometry) -> Floats:
-    """All semi-axes in descending order; none where the set has none, or where they were not kept."""
-    return np.zeros(0) if norm.axes is None or norm.axes.lengths is None else norm.axes.lengths
+def _data(
+    panels: Sequence[Panel], inspection: Inspection | None, findings: Sequence[Finding], sections: Sequence[str]
+) -> dict[str, Any]:
+    """What the script draws."""
+    norms = inspection.norms if inspection is not None else ()
+    number_of = {norm.name: at for at, norm in enumerate(norms)}
+    of_norm: dict[str, list[Any]] = {norm.name: [] for norm in norms}
+    for panel in panels:
+        if panel.section == "norm" and panel.norm in of_norm:
+            of_norm[panel.norm].append(
+                {"id": panel.id, "title": visible(panel.title), "see": visible(panel.see), "marks": panel.marks}
+                | {"notes": [visible(note) for note in panel.notes], "paper": PAPERS.get(panel.paper, panel.paper)}
+                | {"formula": panel.formula, "command": panel.command, "wide": panel.wide}
+            )
+    return {
+        "sections": list(sections),
+        "stacks": stacks_of(inspection) if inspection is not None else [],
+        "lanes": {panel.id: panel.marks for panel in panels if panel.section == "map"},
+        "panels": {
+            f"{panel.section}/{panel.id}": panel.marks for panel in panels if panel.section not in ("map", "norm")
+        },
+        "findings": [
+            {
+                "rule": finding.rule,
+                "name": finding.name,
+                "severity": finding.severity,
+                "title": visible(finding.title),
+                "sites": _sites(finding, number_of, norms),
+                "norms": _numbers((*finding.norms, *finding.sites), number_of, norms),
+                "lane": LANES.get(finding.name),
+            }
+            for finding in findings
+        ],
+        "norms": [
+            {"name": norm.name, "says": norm_sentence(norm), "facts": norm_facts(norm), "panels": of_norm[norm.name]}
+            for norm in norms
+        ],
+    }
 
 
-def _why_no_ellipsoid(norm: NormGeometry) -> str | None:
-    """Why there is no picture in three axes; None where there is one."""
-    if norm.kind == "unknown":
-        reason = norm.found.problem or "no reason given"
-        return f"There is no ellipsoid to show: the layer fits no member of the family ({reason})."
-    if norm.kind in UNBOUNDED:
-        return f"There is no ellipsoid to show: {KINDS[norm.kind]} does not scale, so its outputs are unbounded."
-    if norm.dimension is not None and norm.dimension < 3:
-        return f"There is no picture in three axes: the outputs fill a set of dimension {norm.dimension}."
-    return None if len(_lengths(norm)) >= 3 else "There is no ellipsoid to show: its longest axes are not known."
+def _sites(finding: Finding, number_of: Mapping[str, int], norms: Sequence[NormGeometry]) -> list[int]:
+    """Where a finding happens; nowhere in particular if that is nearly everywhere, as it would paint the whole map."""
+    found = _numbers(finding.sites, number_of, norms)
+    return [] if len(norms) > 3 and len(found) > MOST_PAINTED * len(norms) else found
 
 
-def _note(norm: NormGeometry) -> str | None:
-    """The sentence beside the picture, or in its place."""
-    missing = _why_no_ellipsoid(norm)
-    if missing:
-        return missing
-    sentences = []
-    if norm.found.groups is not None and norm.found.groups > 1:
-        sentences.append(
-            f"The outputs fill a product of {norm.found.groups} ellipsoids, one per group. The surface is the "
-            "ellipsoid with these semi-axes, which lies inside it: outputs may lie outside the surface, up to the box "
-            "around it."
-        )
-    ratio = float(_lengths(norm)[0] / _lengths(norm)[2])
-    if ratio > SAME_SCALE_UP_TO:
-        sentences.append(f"The axes are not to the same scale: the first is {ratio:.3g} times the third.")
-    return " ".join(sentences) or None
+def _numbers(names: Sequence[str], number_of: Mapping[str, int], norms: Sequence[NormGeometry]) -> list[int]:
+    """Norms by number; in place of another module, the norm before it in its block."""
+    found = {number_of[name] if name in number_of else _norm_before(name, norms) for name in names}
+    return sorted(at for at in found if at is not None)
 
 
-def _facts(norm: NormGeometry) -> list[tuple[str, str]]:
-    """Labels and values in words; what is not known says so."""
-    found = norm.found
-    unknown = "not known from weights alone"
-    facts = [
-        ("kind", KINDS[norm.kind]),
-        ("bias", {True: "yes", False: "no", None: "not known"}[found.has_bias]),
-        ("reads", _names(norm.reads, unknown)),
-        ("read by", _names(norm.read_by, unknown)),
-        ("channels of the longest axis", _channels(norm.axes.longest_channels if norm.axes else None)),
-        ("channels of the dead direction", _channels(norm.gains.dead_direction if norm.gains else None)),
-    ]
-    if found.assumed:
-        facts.append(("assumed, not observed", ", ".join(found.assumed)))
-    for label, value in (
-        ("problem", found.problem),
-        ("gate", found.gate),
-        ("called at", found.function),
-        ("not checked inside the model", found.unchecked),
-        ("name in the checkpoint", found.stored_as),
-    ):
-        if value:
-            facts.append((label, str(value)))
-    if norm.gains and norm.gains.dead:
-        named = ", ".join(map(str, norm.gains.dead[:NAMED]))
-        more = f" and {norm.gains.zero - NAMED} more" if norm.gains.zero > NAMED else ""
-        facts.append(("dead channels", f"{named}{more}: {norm.dimension} live dimensions"))
-    if norm.landing is not None:
-        facts.append(("inputs", f"{norm.landing.inputs:,}"))
-        facts.append(("not explained by an affine map", _fit(norm.landing)))
-        facts.append(("H in g groups over H as it is", _factors(norm.landing)))
-    return facts
+def _norm_before(module: str, norms: Sequence[NormGeometry]) -> int | None:
+    """The norm that a module reads, or that its part of the block reads; the last norm of its block otherwise."""
+    readers = [at for at, norm in enumerate(norms) if module in (norm.read_by or ())]
+    parts = split(module)
+    if readers or parts is None:
+        return readers[0] if readers else None
+    block = [at for at, norm in enumerate(norms) if (split(norm.name) or ("", -1, ""))[:2] == parts[:2]]
+    part = f"{module[: len(module) - len(parts[2])]}{parts[2].split('.')[0]}"
+    near = [at for at in block if any(f"{each}.".startswith(f"{part}.") for each in norms[at].read_by or ())]
+    return next(reversed(near or block), None)
 
 
-def _names(names: tuple[str, ...] | None, unknown: str) -> str:
-    return unknown if names is None else ", ".join(names) or "nothing"
+def _link(finding: Finding, body: Sequence[_Section], norms: Sequence[NormGeometry]) -> str:
+    """The fragment that shows the evidence."""
+    panels = {panel.id: section.id for section in body for panel in section.panels}
+    at = finding.panel if finding.panel in {section.id for section in body} else panels.get(finding.panel, "findings")
+    if finding.panel in panels and finding.panel not in {section.id for section in body}:
+        at = f"{panels[finding.panel]}-{finding.panel}"
+    number_of = {norm.name: place for place, norm in enumerate(norms)}
+    sites = _numbers(finding.sites, number_of, norms) or _numbers(finding.norms, number_of, norms)
+    if not sites or at not in ("norm", "norms"):
+        return f"#at={at}"
+    name = norms[sites[0]].name.encode("utf-8", "replace").decode("utf-8")
+    return f"#norm={quote(name, safe='')}&at={at}"
 
 
-def _fit(landing: Landing) -> str:
-    fit = landing.affine_fit
-    if fit is None:
-        return "not measured"
-    way = "the best affine map" if fit.fit == "full" else "its scale frozen"
-    share = f"{100 * fit.unexplained:.3g}%"
-    return f"{share} of the variance of {fit.held_out:,} held-out outputs ({way}, from {fit.fitted:,})"
-
-
-def _factors(landing: Landing) -> str:
-    """Medians over the inputs, for every admissible number of groups."""
-    return ", ".join(f"{entry.groups}: {entry.factor.median:.3g}×" for entry in landing.group_factors) or "no other g"
-
-
-def _channels(channels: tuple[Channel, ...] | None) -> str:
-    return ", ".join(f"{entry.channel} ({entry.weight:+.3f})" for entry in channels or ()) or "none"
+def _sentence(text: str) -> str:
+    """A reason as a sentence."""
+    return text and f"{text[0].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
 def _part(name: str) -> str:

@@ -37,6 +37,8 @@ class KeyAt:
     sequence: int
     position: int  # in it, special tokens counted
     token: str | None  # as the tokenizer writes it; None without one
+    before: str | None = None  # the text before it; None without a tokenizer, and after the first keys of a place
+    after: str | None = None
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,10 @@ class EqualAttention:
         Spread | None, Column("its angle to real queries", "Degrees, from that direction.", ".1f", brief=False)
     ]
     reason: Annotated[str | None, Column("not available", "Why figures are missing.", brief=False)]
+    channels: Annotated[
+        int | None,
+        Column("channels", "Of its queries and keys; a random query is nearly at a right angle.", brief=False),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -165,7 +171,7 @@ class KeySet(CertifiedKeys):
 class KeySelection(
     Result,
     kind="key_selection",
-    schema_version=2,
+    schema_version=3,
     checked_by="normscope.certificates.check_keys:check_places",
     plotted_by="normscope.report.key_shares:keys_picture",
     remarked_by="normscope.rules.key_selection:remarks",

@@ -32,7 +32,8 @@ class Result:
     The strings name a function as "module:function", which is imported when needed: `checked_by` takes the result
     and checks its certificates, `plotted_by` draws it, `remarked_by` returns sentences on what stands out in it;
     `reread_by` takes the result and the two options of `normscope.verify`, and reads what the check needs beside it;
-    `shown_by` prints the result on a terminal where tables would be hard to read.
+    `shown_by` prints the result on a terminal where tables would be hard to read; `panels_by` describes its panels in
+    the report, where they are not in a file of its kind in `normscope.report.panels`.
     """
 
     kind: ClassVar[str]
@@ -42,6 +43,7 @@ class Result:
     remarked_by: ClassVar[str | None]
     reread_by: ClassVar[str | None]
     shown_by: ClassVar[str | None]
+    panels_by: ClassVar[str | None]
 
     def __init_subclass__(
         cls,
@@ -53,8 +55,9 @@ class Result:
         remarked_by: str | None = None,
         reread_by: str | None = None,
         shown_by: str | None = None,
+        panels_by: str | None = None,
     ) -> None:
-        cls.kind, cls.schema_version, cls.shown_by = kind, schema_version, shown_by
+        cls.kind, cls.schema_version, cls.shown_by, cls.panels_by = kind, schema_version, shown_by, panels_by
         cls.checked_by, cls.plotted_by, cls.remarked_by, cls.reread_by = checked_by, plotted_by, remarked_by, reread_by
         _TYPES[kind] = cls
 

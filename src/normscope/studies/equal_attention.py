@@ -112,10 +112,12 @@ class EqualAttentionGatherer:
         self._angles: list[Floats] = []
         self._least_spreads: list[float] = []
         self._least_angles: list[Floats] = []
+        self._channels: int | None = None
 
     def add(self, keys: Floats, queries: Floats, equal: EqualQuery | str) -> None:
         """Keys (n, D) and queries (m, D) of one sequence, and its q*, or why there is none."""
         typical = _median(score_spreads(keys, queries))
+        self._channels = keys.shape[1]
         self._lengths.append(np.linalg.norm(queries, axis=1))
         if isinstance(equal, EqualQuery):
             self._equal = self._equal or equal
@@ -145,6 +147,7 @@ class EqualAttentionGatherer:
             least_spread=_median(np.array(self._least_spreads)),
             least_query_angle=_quantiles(self._least_angles),
             reason="; ".join(self._reasons) or None,
+            channels=self._channels,
         )
 
 

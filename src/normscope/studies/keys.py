@@ -14,6 +14,7 @@ each piece is a sequence.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -38,6 +39,9 @@ from normscope.results.rows import NotCovered
 from normscope.studies.equal_attention import EqualAttentionGatherer, EqualQuery
 from normscope.studies.key_verdicts import Question, Verdict, verdicts
 from normscope.studies.reachable_queries import HeadRun, ReachableQueries
+
+IN_CONTEXT = 20  # keys of a place that are shown with the text around them
+BEFORE, AFTER = 12, 6  # tokens of it
 
 
 def keys(
@@ -252,13 +256,33 @@ def _plain_norms(model: nn.Module, batch: Mapping[str, Tensor]) -> Iterator[tupl
             yield name, found
 
 
+@dataclass(frozen=True)
+class _Lost:
+    """A key that is never selected, with the tokens around it."""
+
+    sequence: int
+    position: int
+    at: int  # its place among these tokens
+    around: list[int]  # empty where tokens are not known; the token alone where its context is not kept
+
+    def named(self, texts: Mapping[int, str | None]) -> KeyAt:
+        words = [texts.get(token) for token in self.around]
+        if not words:
+            return KeyAt(self.sequence, self.position, None)
+        known = len(words) > 1 and None not in words
+        before, after = (
+            "".join(map(str, part)) if known else None for part in (words[: self.at], words[self.at + 1 :])
+        )
+        return KeyAt(self.sequence, self.position, words[self.at], before, after)
+
+
 class _Tally:
     """Counts of one place."""
 
     def __init__(self, number: int, **where: Any) -> None:
         self.number, self._where = number, where
         self._counts: dict[str, Any] = dict.fromkeys(("keys", "never_selected", "duplicates", "near_ties", "open"), 0)
-        self._never: list[tuple[int, int, int | None]] = []  # sequence, position, token
+        self._never: list[_Lost] = []
 
     def add(self, question: Question, verdict: Verdict) -> None:
         answer, never = verdict.answer, verdict.never_selected
@@ -268,17 +292,16 @@ class _Tally:
         self._counts["near_ties"] += int(answer.near_ties.sum())
         self._counts["open"] += int(answer.open.sum())
         for position in question.positions[never].tolist():
-            token = None if question.tokens is None else question.tokens[position]
-            self._never.append((question.sequence, position, token))
+            first = max(0, position - BEFORE) if len(self._never) < IN_CONTEXT else position
+            last = position + AFTER if len(self._never) < IN_CONTEXT else position
+            around = (question.tokens or [])[first : last + 1]
+            self._never.append(_Lost(question.sequence, position, position - first, around))
 
     def tokens(self) -> set[int]:
-        return {token for _, _, token in self._never if token is not None}
+        return {token for lost in self._never for token in lost.around}
 
     def result(self, texts: Mapping[int, str | None]) -> Place:
-        never = tuple(
-            KeyAt(sequence, position, None if token is None else texts.get(token))
-            for sequence, position, token in self._never
-        )
+        never = tuple(lost.named(texts) for lost in self._never)
         return Place(**self._where, **self._counts, never_selected_keys=never)
 
 

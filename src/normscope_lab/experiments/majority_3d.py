@@ -5,6 +5,7 @@ towards that line, its normal; without projection there is no such structure.
 """
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -107,6 +108,8 @@ class MajorityInSpace(Experiment):
         return {"majority-3d": figure}
 
     def pages(self, settings: Settings, rows: Sequence[Row]) -> dict[str, str]:
+        if find_spec("plotly") is None:  # of the extra "lab"; the picture is there without it
+            return {}
         import plotly.graph_objects as go
         from plotly.subplots import make_subplots
 
