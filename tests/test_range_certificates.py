@@ -150,9 +150,8 @@ def test_a_bound_that_is_lowered_and_multipliers_that_are_altered_prove_nothing(
         for other in (array[:-1], None, array.astype(np.float32), np.full_like(array, np.nan), -array):
             if not (name == "second" and array.size == 0 and other is not None and other.dtype == array.dtype):
                 assert refused(with_certificate(result, at, **{name: other}), tensors)
-        if array.size:
-            largest = int(np.argmax(np.abs(array)))
-            assert refused(with_certificate(result, at, **{name: moved(array, largest, 0.5 * array[largest])}), tensors)
+        if array.size:  # all at once: a single one may be changed so that it still proves the bound
+            assert refused(with_certificate(result, at, **{name: 1.5 * array}), tensors)
     assert refused(with_certificate(result, at, kind="intervals"), tensors)
     assert refused(with_certificate(result, at, kind="exact"), tensors)
 

@@ -25,7 +25,7 @@ class Bounds:
 
     def __init__(self, model, inputs, given=None):
         self.search = RangeSearch(Subject(model, inputs=inputs), "float32", LARGEST)
-        walk = Walk(self.search.graph, self.search.stored, self.search.calls, given)
+        walk = Walk(self.search.graph, self.search.stored, self.search.calls, given, sizes=self.search.sizes)
         self.values = {node.name: value for node, value in walk.steps() if isinstance(value, Value)}
         self.output = self.values.get(self.search.graph.nodes[-1].all_input_nodes[0].name)
 
@@ -38,7 +38,7 @@ class Bounds:
 
         def watch(node, made):
             value = self.values.get(node.name)
-            if value is None or not made.is_floating_point():
+            if value is None or not made.is_floating_point() or "empty" in node.name:  # it has no values yet
                 return
             low, high = (torch.from_numpy(np.asarray(each))[value.unit] for each in (value.low, value.high))
             made = made.double()
@@ -363,6 +363,158 @@ CASES = {
 }
 
 
+def phases(m, x, size=1.0):
+    """Phases of positions, as complex numbers, one for each pair of channels."""
+    angle = angles(m, x)
+    return torch.polar(torch.full_like(angle, size), angle)
+
+
+def turned_as_complex(y, phase):
+    pairs = torch.view_as_complex(y.reshape(*y.shape[:-1], 3, 2))
+    return torch.view_as_real(pairs * phase[None]).flatten(2)
+
+
+def split_key(m, x, y):
+    """A key of two parts as in latent attention: from a second norm, and rotated from the first."""
+    latent = F.layer_norm(m.a(y), (6,), weight=m.table)
+    return torch.cat([m.b(latent), rotated(m.c(y), angles(m, x))], -1)
+
+
+def written_key(m, x, y):
+    """The same key, written to an empty tensor part by part."""
+    key, whole = split_key(m, x, y), y.new_empty(*x.shape[:2], 12)
+    whole[..., 6:] = key[..., 6:]
+    whole[..., :6] = key[..., :6]
+    return whole
+
+
+def written_twice(m, x, y):
+    whole = y.new_empty(y.shape)
+    whole[..., :3] = y[..., :3]
+    whole[..., 3:] = y[..., 3:]
+    whole[..., 2:4] = 100 * m.a(y)[..., :2]
+    return whole + 0
+
+
+def hardly_written(m, x, y):
+    whole = y.new_zeros(1).new_empty(y.shape)
+    whole[..., :3] = y[..., :3]
+    whole.mul_(0)
+    whole[..., 3:] = y[..., 3:]
+    return torch.nan_to_num(whole, 0.0, 0.0, 0.0) + 0
+
+
+def changed_after_writing(m, x, y):
+    whole = y.new_empty(y.shape)
+    whole[..., :3] = y[..., :3]
+    whole[..., 3:] = y[..., 3:]
+    whole[..., :2].mul_(100)
+    return whole + 0
+
+
+def written_up_to_eight(m, x, y):
+    whole = y.new_empty(y.shape)
+    whole[:, :8] = y[:, :8]
+    whole[:, 8:] = 1e6 * y[:, 8:]
+    return whole + 0
+
+
+UNDERSTOOD = {  # bounded, though the operation is none of the usual ones
+    "group norm": lambda m, x, y: F.group_norm(x.view(-1, 6), 2, m.table, -m.table),
+    "group norm without a gain": lambda m, x, y: F.group_norm(x.view(-1, 6), 3),
+    "largest over channels": lambda m, x, y: (y * m.table).amax(-1),
+    "smallest over tokens and channels": lambda m, x, y: (y * m.table).amin((1, 2), keepdim=True),
+    "largest along an axis": lambda m, x, y: (y * m.table).max(-1).values,
+    "largest of all": lambda m, x, y: (y * m.table).max(),
+    "log of a sum": lambda m, x, y: (100 * y * m.table).logsumexp(-1),
+    "log of a sum of two axes": lambda m, x, y: m.a(y).view(*x.shape[:2], 3, 2).logsumexp((-1, -2), keepdim=True),
+    "larger of two": lambda m, x, y: torch.maximum(m.a(y), 10 * m.b(y)),
+    "smaller of a value and a bound": lambda m, x, y: torch.minimum(x.abs(), m.table),
+    "limited by tensors": lambda m, x, y: torch.clamp(x, m.a(y), m.a(y) + m.table),
+    "limited by crossing tensors": lambda m, x, y: torch.clamp(x, m.a(y), m.b(y)),
+    "limited below by a tensor": lambda m, x, y: torch.clamp(y, min=m.table - 3),
+    "limited above by a tensor": lambda m, x, y: torch.clamp_max(torch.clamp_min(x, m.b(y)), m.table),
+    "variance": lambda m, x, y: (y * m.table).var(-1),
+    "variance over tokens": lambda m, x, y: (y * m.table).var(1),
+    "variance without a correction": lambda m, x, y: (y * m.table).var(-1, correction=0, keepdim=True),
+    "deviation": lambda m, x, y: m.a(y).std((1, 2)),
+    "deviation and mean": lambda m, x, y: torch.cat(torch.std_mean(m.a(y), -1, keepdim=True), -1),
+    "phases": lambda m, x, y: turned_as_complex(m.a(y), phases(m, x)),
+    "phases with a factor": lambda m, x, y: turned_as_complex(m.a(y), 3 * phases(m, x, 5.0)),
+    "scores of phases": lambda m, x, y: (
+        turned_as_complex(m.a(y), phases(m, x)) @ turned_as_complex(m.b(y), phases(m, x)).mT
+    ),
+    "phases of a real part": lambda m, x, y: (torch.view_as_complex(m.a(y).reshape(1, 8, 3, 2)) * phases(m, x)).real,
+    "scores of a key that is written in parts": lambda m, x, y: (
+        torch.cat([m.c(y), rotated(m.a(y), angles(m, x))], -1) @ written_key(m, x, y).mT
+    ),
+    "scattered": lambda m, x, y: torch.zeros_like(y).scatter(-1, x.argmax(-1, keepdim=True), m.a(y)[..., :1]),
+    "scattered beside a mask": lambda m, x, y: torch.sigmoid(
+        torch.full_like(y, float("-inf")).scatter_(-1, *reversed(torch.topk(m.a(y), 2, -1)))
+    ),
+    "scores of a key of two parts": lambda m, x, y: (
+        torch.cat([m.c(y), rotated(m.a(y), angles(m, x))], -1) @ split_key(m, x, y).mT
+    ),
+}
+CASES |= UNDERSTOOD | {
+    "parts written twice": written_twice,
+    "parts written, then changed": changed_after_writing,
+    "parts changed between": hardly_written,
+    "phases of another position": lambda m, x, y: turned_as_complex(m.a(y), phases(m, x) * phases(m, x).flip(0)),
+    "phases that are no phases": lambda m, x, y: turned_as_complex(
+        m.a(y), torch.view_as_complex(torch.stack([m.table[:3] * x[0, :, :3], y[0, :, :3]], -1))
+    ),
+    "one over a deviation": lambda m, x, y: y / m.a(y).std(-1, keepdim=True),
+    "group norm over positions": lambda m, x, y: F.group_norm(x.mT, 2, m.table),
+}
+
+
+@pytest.mark.parametrize("name", UNDERSTOOD)
+def test_an_unusual_operation_is_bounded_and_ascent_stays_within(name):
+    module = Case(UNDERSTOOD[name])
+    bounds = Bounds(module, torch.randn(1, 8, 6))
+    assert np.isfinite(bounds.output.hull()).all(), bounds.output.why
+    assert pushed(module, bounds, (1, 8, 6), steps=30) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("name", ["variance", "deviation of one", "log of a sum", "group norm"])
+def test_what_grows_with_the_number_of_tokens_has_no_bound(name):
+    made = {
+        "variance": lambda m, x, y: x.var(1),
+        "deviation of one": lambda m, x, y: y[:, :1].std(1),
+        "log of a sum": lambda m, x, y: y.logsumexp(1),
+        "group norm": lambda m, x, y: F.group_norm(x.mT, 2, m.table),
+    }[name]
+    found = Bounds(Case(made), torch.randn(1, 8, 6)).output
+    assert not np.isfinite(found.high).any()
+    assert found.why
+
+
+def test_phases_bound_a_channel_by_the_length_of_its_pair():
+    """Complex rotary embeddings get the bounds of the same rotation in real numbers."""
+    order, back_again = torch.tensor([0, 2, 4, 1, 3, 5]), torch.tensor([0, 3, 1, 4, 2, 5])
+
+    def real(m, x, y):
+        turned = rotated(m.a(y)[..., order], angles(m, x))
+        return turned[..., back_again]
+
+    one, other = (Bounds(Case(made), torch.randn(1, 8, 6)).output for made in (real, UNDERSTOOD["phases"]))
+    channels = [value.high[value.unit[0, 0].numpy()] for value in (one, other)]
+    assert np.allclose(*channels, rtol=1e-12)
+
+
+def test_scores_of_a_key_of_two_parts_are_bounded_part_by_part():
+    found, written = (
+        Bounds(Case(UNDERSTOOD[f"scores of a key {how}"]), torch.randn(1, 8, 6)).output
+        for how in ("of two parts", "that is written in parts")
+    )
+    assert np.allclose(found.hull(), written.hull(), rtol=1e-12)
+    one = Bounds(Case(lambda m, x, y: m.c(y) @ split_key(m, x, y)[..., :6].mT), torch.randn(1, 8, 6)).output
+    two = Bounds(Case(lambda m, x, y: rotated(m.a(y), angles(m, x)) @ rotated(m.c(y), angles(m, x)).mT),
+                 torch.randn(1, 8, 6)).output  # fmt: skip
+    assert found.high.max() <= (one.high.max() + two.high.max()) * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_module_that_could_be_mistaken_stays_within_its_bounds(name):
     module = Case(CASES[name])
@@ -479,18 +631,18 @@ def test_a_buffer_that_is_changed_in_place_is_not_read_as_it_was():
 
 
 def test_rows_of_a_table_beyond_those_of_the_traced_call_count():
-    module = Case(lambda m, x, y: y + m.table[:8, None], table=torch.tensor([0.0] * 8 + [1000.0]))
+    module = Case(lambda m, x, y: y + m.table[: x.shape[1], None], table=torch.tensor([0.0] * 8 + [1000.0]))
     found = Bounds(module, torch.randn(1, 8, 6)).output
     assert found.high.max() > 1000
 
 
 def test_positions_counted_backwards_have_no_least():
-    module = Case(lambda m, x, y: y + (10 - torch.arange(8))[:, None])
+    module = Case(lambda m, x, y: y + (10 - torch.arange(x.shape[1]))[:, None])
     assert np.isinf(Bounds(module, torch.randn(1, 8, 6)).output.low).any()
 
 
 def test_positions_counted_by_a_sum_have_no_largest():
-    module = Case(lambda m, x, y: y + torch.ones(8, dtype=torch.int64).cumsum(0)[:, None])
+    module = Case(lambda m, x, y: y + torch.ones(x.shape[1], dtype=torch.int64).cumsum(0)[:, None])
     assert np.isinf(Bounds(module, torch.randn(1, 8, 6)).output.high).any()
 
 

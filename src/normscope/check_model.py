@@ -1,17 +1,16 @@
 """`normscope.check`: all rules on all studies of a model."""
 
-import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from normscope.checks import quoted
-from normscope.data import demo_model
 from normscope.errors import InputError
 from normscope.models.batches import Inputs
 from normscope.models.subject import Model, Text
 from normscope.progress import Progress, silent
 from normscope.results.finding_list import SEVERITIES, FindingList
 from normscope.rules.rule import Rule, all_rules, judge
-from normscope.studies.survey import Survey, survey
+from normscope.studies.survey import Survey, named_on_the_command_line, survey
 
 
 def check(
@@ -114,5 +113,4 @@ def _with_text(found: Survey) -> str:
     """The command that checks the model on a text."""
     if found.path is None:
         return "normscope.check(model, inputs=…)"
-    where = "" if found.path == str(demo_model()) else f" {shlex.quote(found.path)}"
-    return f"normscope check{where} --text FILE"
+    return f"normscope check{named_on_the_command_line(Path(found.path))} --text FILE"

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import eigh
+from scipy.optimize import Bounds
 
 from normscope.bounds.activations import ACTIVATIONS
 from normscope.bounds.neurons import lift_weight, norms, reader_range
@@ -34,6 +35,15 @@ class Forms(NamedTuple):
     constant: float
 
 
+class Cuts(NamedTuple):
+    """A part of the ball, low ≤ v·u ≤ high for k directions v, and multipliers of (v·u − low)(v·u − high) ≤ 0."""
+
+    directions: Floats  # (k, n), of length 1 or a hair less
+    low: Floats  # (k,)
+    high: Floats
+    eta: Floats
+
+
 class GatedForms:
     """Gated neurons with rows of length 1 (offset included); θ = log of μ over its usual value."""
 
@@ -53,7 +63,7 @@ class GatedForms:
         self.signed, self.spread = scale * (most + least) / 2, np.abs(scale) * (most - least) / 4
         self.linear = act.at_zero * d * self.size_b
         self.start = np.zeros(len(d))
-        self.limits = [(-30.0, 30.0)] * len(d)
+        self.limits = Bounds(np.full(len(d), -30.0), np.full(len(d), 30.0))
         self.largest = float(np.abs(self.signed).max() + np.abs(self.linear).max())
 
     def forms(self, theta: Floats, soft: float) -> Forms:
@@ -64,9 +74,6 @@ class GatedForms:
     def slope(self, theta: Floats, tt: Floats, vv: Floats, t: Floats) -> Floats:
         ratio = np.exp(theta)
         return np.asarray(self.spread * (ratio * tt - vv / ratio))
-
-    def constant(self, theta: Floats) -> float:
-        return 0.0
 
     def multipliers(self, theta: Floats) -> tuple[Floats, Floats]:
         return np.exp(theta) * (self.size_b / self.size_a), np.zeros(0)
@@ -106,7 +113,7 @@ class PlainForms:
             self.tilt = np.maximum(np.abs(secant), 1e-3 * np.abs(self.values).max(axis=1) / width) + 1e-100
             p, q = np.zeros(len(d)), sign * secant / self.tilt
         self.start = np.concatenate([p, q])
-        self.limits = [(-50.0, 50.0)] * (2 * len(d))
+        self.limits = Bounds(np.full(2 * len(d), -50.0), np.full(2 * len(d), 50.0))
         p, q = self._parts(self.start)
         self.largest = float(np.max(self.weight * np.maximum(self.unit * self.size_a, self.tilt) * self.size_a))
         first = self.values - p[:, None] * self.nodes**2 - q[:, None] * self.nodes
@@ -115,14 +122,19 @@ class PlainForms:
 
     def forms(self, theta: Floats, soft: float) -> Forms:
         p, q = self._parts(theta)
-        excess = self.values - p[:, None] * self.nodes**2 - q[:, None] * self.nodes
-        most = excess.max(axis=1)
+        share = (-p)[:, None] * self.nodes
+        share -= q[:, None]
+        share *= self.nodes
+        share += self.values
+        most = share.max(axis=1)
         # The maximum is softened as well: p and q are a kink where two values of t tie.
         sharp = max(soft, 1e-12) * self.scale
-        share = np.exp(np.maximum((excess - most[:, None]) / sharp[:, None], -60.0))
+        share -= most[:, None]
+        share *= (1 / sharp)[:, None]
+        np.exp(np.maximum(share, -60.0, out=share), out=share)
         total = share.sum(axis=1)
-        self.mean = (share * self.nodes).sum(axis=1) / total
-        self.square = (share * self.nodes**2).sum(axis=1) / total
+        self.mean = np.einsum("jk,jk->j", share, self.nodes) / total
+        self.square = np.einsum("jk,jk,jk->j", share, self.nodes, self.nodes) / total
         zero = np.zeros(len(p))
         constant = float(self.weight @ (most + sharp * np.log(total)))
         return Forms(self.weight * p * self.size_a**2, zero, zero, self.weight * q * self.size_a, zero, constant)
@@ -131,16 +143,51 @@ class PlainForms:
         of_p = self.weight * self.unit * (tt * self.size_a**2 - self.square)
         return np.concatenate([of_p, self.weight * self.tilt * (t * self.size_a - self.mean)])
 
-    def constant(self, theta: Floats) -> float:
-        """What `forms` has from some values of t only, from all."""
-        return float(self.weight @ self.act.least_constant(self.sign, *self._parts(theta), self.low, self.high))
-
     def multipliers(self, theta: Floats) -> tuple[Floats, Floats]:
         return self._parts(theta)
 
     def _parts(self, theta: Floats) -> tuple[Floats, Floats]:
         count = len(self.unit)
-        return theta[:count] * self.unit, theta[count:] * self.tilt
+        return theta[:count] * self.unit, theta[count : 2 * count] * self.tilt
+
+
+class CutForms(PlainForms):
+    """Plain neurons in a part of the ball: f(u) ≤ u'Xu + 2g·u + c − Σ η(v·u − low)(v·u − high); θ = (p, q, η).
+
+    The last terms have the shape of neurons with rows v. η is in units of a bound.
+    """
+
+    steps = 60
+
+    def __init__(self, neurons: Neurons, d: Floats) -> None:
+        super().__init__(neurons, d)
+        self.whole = self.a, self.alpha
+
+    def part(self, cuts: Cuts, theta: Floats, unit: float) -> None:
+        """Look at this part, from multipliers p and q on."""
+        count, more = 2 * len(self.unit), len(cuts.eta)
+        self.a, self.alpha = np.concatenate([self.whole[0], cuts.directions]), np.append(self.whole[1], np.zeros(more))
+        self.cuts, self.eta_unit = cuts, unit
+        self.start = np.append(theta[:count], cuts.eta / unit)
+        self.limits = Bounds(np.append(np.full(count, -50.0), np.zeros(more)), np.full(count + more, 50.0))
+
+    def at(self, p: Floats, q: Floats) -> Floats:
+        """θ of multipliers."""
+        return np.concatenate([p / self.unit, q / self.tilt])
+
+    def forms(self, theta: Floats, soft: float) -> Forms:
+        found, eta = super().forms(theta, soft), self.eta(theta)
+        tt, t = np.append(found.tt, -eta), np.append(found.t, eta * (self.cuts.low + self.cuts.high))
+        zero = np.zeros(len(tt))
+        return Forms(tt, zero, zero, t, zero, found.constant - float(eta @ (self.cuts.low * self.cuts.high)))
+
+    def slope(self, theta: Floats, tt: Floats, vv: Floats, t: Floats) -> Floats:
+        count, low, high = len(self.unit), self.cuts.low, self.cuts.high
+        inside = tt[count:] - (low + high) * t[count:] + low * high  # E (v·u − low)(v·u − high)
+        return np.append(super().slope(theta, tt[:count], vv[:count], t[:count]), -self.eta_unit * inside)
+
+    def eta(self, theta: Floats) -> Floats:
+        return np.asarray(theta[2 * len(self.unit) :] * self.eta_unit)
 
 
 def _top(rows: Floats) -> float:

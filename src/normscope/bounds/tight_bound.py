@@ -15,6 +15,7 @@ taken off the diagonal.
 [1] Rump, Verification of positive definiteness, BIT 2006.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from scipy.linalg import LinAlgError, cho_solve, cholesky, eigh, solve_triangula
 from scipy.optimize import minimize
 
 from normscope.bounds.activations import ACTIVATIONS
-from normscope.bounds.neuron_forms import Forms, GatedForms, PlainForms, Singles, single
+from normscope.bounds.neuron_forms import Cuts, Forms, GatedForms, PlainForms, Singles, single
 from normscope.bounds.neurons import EPS, hidden_range, intervals, norms, product_multipliers, reader_range, weights
 from normscope.certificates.neuron_certificates import NeuronCertificate, Neurons
 from normscope.checks import Floats, as_floats
@@ -73,18 +74,16 @@ def tight(neurons: Neurons, d: Any) -> Tight:
     live = row != 0
     if not live.any():
         return _by_intervals(neurons, row, "every weight is 0")
-    # Weights near 1 keep float32 away from its limits, and the square roots of float64 from theirs.
-    low, high = hidden_range(neurons)
-    reach = float(np.abs(row) @ np.maximum(np.abs(low), np.abs(high)))
+    reach = reach_of(neurons, row)
     if not np.isfinite(reach) or reach < 1e-250:
         return _by_intervals(neurons, row, "the weights are too large or too small")
     some, chosen = (neurons, row) if live.all() else (neurons.part(live), row[live])
     family = PlainForms(some, chosen / reach) if some.b is None else GatedForms(some, chosen / reach)
     if not family.largest < 1e9:  # far above what single neurons can reach: float32 would see nothing else
         return _by_intervals(neurons, row, "the weights are too large or too small")
-    theta, directions, top = _searched(family)
+    theta, directions, top = searched(family)
     first, second = family.multipliers(theta)
-    proven = _proven(some, chosen, first, second, top * reach)
+    proven = proven_by(some, chosen, first, second, top * reach)
     if proven is None or proven[0] + proven[1] >= by_intervals:
         return _by_intervals(neurons, row, "no multipliers gave a smaller bound", directions)
     lam, s = proven
@@ -96,18 +95,23 @@ def tight(neurons: Neurons, d: Any) -> Tight:
     return Tight(bound, NeuronCertificate("quadratic", bound, *every, lam, s), directions)
 
 
-def _searched(family: GatedForms | PlainForms) -> tuple[Floats, Floats, float]:
+def reach_of(neurons: Neurons, d: Floats) -> float:
+    """What weights are divided by: near 1, they keep float32 and the square roots of float64 away from their limits."""
+    low, high = hidden_range(neurons)
+    return float(np.abs(d) @ np.maximum(np.abs(low), np.abs(high)))
+
+
+def searched(family: GatedForms | PlainForms, rounds: Sequence[float] = SOFT) -> tuple[Floats, Floats, float]:
     """The best multipliers found, directions in which the bound is nearly reached, and λmax(X) in float32."""
     a, b, n = single(family.a), None if family.b is None else single(family.b), family.a.shape[1]
     theta, width = family.start, min(WIDTH, n)
     best: tuple[float, Floats, Floats, float] | None = None
     inside, last, basis = 0.0, np.inf, np.zeros((n, 0), np.float32)
-    for soft in SOFT:
-        forms = family.forms(theta, 0.0)._replace(constant=family.constant(theta))
-        X, g, c = _matrix(forms, a, family.alpha, b, family.beta)
+    for soft in rounds:
+        X, g, c = summed_forms(family.forms(theta, 0.0), a, family.alpha, b, family.beta)
         kept = min(TOP, n)
         top, vectors = eigh(X, subset_by_index=[n - kept, n - 1], driver="evr", check_finite=False)
-        lam, centre = _trust_region(X, g, float(top[-1]))
+        lam, centre = trust_region(X, g, float(top[-1]))
         value = lam + float(g @ centre) + c
         directions = vectors[:, ::-1]
         if g.any():
@@ -119,13 +123,13 @@ def _searched(family: GatedForms | PlainForms) -> tuple[Floats, Floats, float]:
             break
         basis = np.linalg.qr(np.column_stack([unit_columns(directions), basis]).astype(np.float32))[0][:, :width]
         last, small_a, small_b = soft, a @ basis, _times(b, basis)
-        theta = _stepped(family, theta, small_a, small_b, soft)
+        theta = stepped(family, theta, small_a, small_b, soft)
         inside = _softened(family.forms(theta, 0.0), small_a, family.alpha, small_b, family.beta, 1e-9)[0]
     assert best is not None
     return best[1:]
 
 
-def _stepped(family: GatedForms | PlainForms, theta: Floats, a: Singles, b: Singles | None, soft: float) -> Floats:
+def stepped(family: GatedForms | PlainForms, theta: Floats, a: Singles, b: Singles | None, soft: float) -> Floats:
     """Some steps of L-BFGS within a subspace."""
 
     def value(theta: Floats) -> tuple[float, Floats]:
@@ -142,7 +146,7 @@ def _softened(
     forms: Forms, a: Singles, alpha: Floats, b: Singles | None, beta: Floats | None, soft: float
 ) -> tuple[float, Floats, Floats, Floats]:
     """The least λ + s − ν·log det in a subspace, and the expectations of t², v² and t there."""
-    X, g, c = _matrix(forms, a, alpha, b, beta)
+    X, g, c = summed_forms(forms, a, alpha, b, beta)
     x, vectors = np.linalg.eigh(X.astype(float))
     turned = vectors.T @ g
     nu = soft * (max(float(x[-1]), 0.0) + float(np.abs(g).max(initial=0.0)) + 1e-12) / len(x)
@@ -170,7 +174,7 @@ def _secular(x: Floats, g: Floats, nu: float) -> float:
     return high
 
 
-def _matrix(
+def summed_forms(
     forms: Forms, a: Singles, alpha: Floats, b: Singles | None, beta: Floats | None
 ) -> tuple[NDArray[Any], Floats, float]:
     """X, g and c of the sum of the forms, for rows in any dimensions."""
@@ -207,7 +211,7 @@ def _squares(
     return X - square(minus, -sign, some) if some.any() else X
 
 
-def _trust_region(X: NDArray[Any], g: Floats, top: float) -> tuple[float, Floats]:
+def trust_region(X: NDArray[Any], g: Floats, top: float) -> tuple[float, Floats]:
     """λ ≥ λmax(X) for which λ + g·(λ − X)⁻¹l is least, and (λ − X)⁻¹l: Newton's method by Cholesky."""
     size = float(np.linalg.norm(g))
     low = max(top, 0.0)
@@ -235,16 +239,23 @@ def _trust_region(X: NDArray[Any], g: Floats, top: float) -> tuple[float, Floats
     return best, centre
 
 
-def _proven(neurons: Neurons, d: Floats, first: Floats, second: Floats, top: float) -> tuple[float, float] | None:
+def proven_by(
+    neurons: Neurons, d: Floats, first: Floats, second: Floats, top: float, cuts: Cuts | None = None
+) -> tuple[float, float] | None:
     """λ and s that these multipliers prove, in float64; None if they prove nothing. top: λmax(X), roughly."""
     with np.errstate(all="ignore"):  # what overflows proves nothing
         X, g, c, total = _exact_matrix(neurons, d, first, second)
+        if cuts is not None:
+            X = X - _square(cuts.directions, cuts.eta)
+            g = g + (cuts.eta * (cuts.low + cuts.high) / 2) @ cuts.directions
+            c -= float(cuts.eta @ (cuts.low * cuts.high))
+            total += float(cuts.eta @ ((1 + np.abs(cuts.low)) * (1 + np.abs(cuts.high))))
     if not (np.isfinite(total) and np.isfinite(X).all() and np.isfinite(g).all() and np.isfinite(c)):
         return None
     n, rough = neurons.size, 1e-6
     if n <= SMALL:
         top, rough = float(eigh(X, eigvals_only=True, subset_by_index=[n - 1, n - 1])[0]), 1e-9
-    lam, centre = _trust_region(X, g, top)
+    lam, centre = trust_region(X, g, top)
     s = float(g @ centre) + c
     rounding = 8 * (2 * neurons.count + n + 32) * EPS * total + 1e-300
     slack = rough * (abs(lam) + abs(s)) + 4 * rounding

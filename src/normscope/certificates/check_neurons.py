@@ -9,6 +9,9 @@ that each neuron is below its quadratic function:
 - plain: ψ(t) = sign(d)·act(t) − pt² − qt is at most r, found by dividing the interval of t into cells and bounding ψ in
   each by its Taylor polynomial at the middle, ψ(m) + |ψ'(m)|h + k·h²/2, with ψ'' ≤ k.
 
+A bound may be divided: boxes low ≤ V·u ≤ high cover the ball, and in each box η(v·u − low)(v·u − high) ≤ 0 is taken
+off X.
+
 Then Cholesky must run through on diag(λ, …, λ, s) − X less what rounding can have changed, in forming X and in Cholesky
 itself (Rump, Verification of positive definiteness, BIT 2006).
 """
@@ -76,6 +79,8 @@ def check(neurons: Neurons, d: Any, certificate: NeuronCertificate) -> tuple[boo
     with np.errstate(all="ignore"):  # what overflows proves nothing: it is not finite
         if certificate.kind == "intervals":
             return _check_intervals(neurons, row, certificate)
+        if certificate.kind == "divided":
+            return _check_divided(neurons, row, certificate)
         return _check_quadratic(neurons, row, certificate)
 
 
@@ -174,7 +179,67 @@ def _check_intervals(neurons: Neurons, d: Floats, certificate: NeuronCertificate
     return False, f"the ranges of single neurons prove {shown:.6g}, the bound says {certificate.bound:.6g}"
 
 
-def _check_quadratic(neurons: Neurons, d: Floats, certificate: NeuronCertificate) -> tuple[bool, str]:
+def _check_divided(neurons: Neurons, d: Floats, certificate: NeuronCertificate) -> tuple[bool, str]:
+    """Boxes low ≤ V·u ≤ high must cover the ball, and the multipliers of each must prove the bound in it."""
+    parts, fault = certificate.division, _division_fault(neurons, certificate)
+    if fault or parts is None:
+        return False, fault
+    rows, low, high, eta, lam, s = (as_floats(each, "parts") for each in vars(parts).values())
+    reach = np.asarray(_lengths(rows) * (1 + (neurons.size + 8) * UNIT))  # |v·u| is at most that
+    if not _covered(-reach, reach, low, high):
+        return False, "the parts do not cover the ball"
+    for i, multipliers in enumerate(zip(certificate.first, certificate.second, strict=True)):
+        proof = NeuronCertificate("quadratic", certificate.bound, *multipliers, float(lam[i]), float(s[i]))
+        # −η(v·u − low)(v·u − high) as a form of (u, 1)
+        cut = np.column_stack([rows, -(low[i] + high[i]) / 2]) * np.sqrt(eta[i])[:, None]
+        form = -cut.T @ cut
+        form[-1, -1] += float(eta[i] @ ((high[i] - low[i]) / 2) ** 2)
+        terms = float(eta[i] @ (reach + np.abs(low[i]) + np.abs(high[i])) ** 2)
+        holds, reason = _check_quadratic(neurons, d, proof, form, terms)
+        if not holds:
+            return False, f"part {i}: {reason}"
+    return True, f"the quadratic forms of {len(lam)} parts prove {certificate.bound:.6g}"
+
+
+def _division_fault(neurons: Neurons, certificate: NeuronCertificate) -> str:
+    """What is wrong with the arrays of a division, or nothing."""
+    parts = certificate.division
+    if neurons.b is not None or parts is None:
+        return "only a bound of plain neurons is divided, and it needs its parts"
+    arrays = [np.asarray(each) for each in vars(parts).values()]
+    if any(each.dtype != np.float64 or not np.isfinite(each).all() for each in arrays):
+        return "parts must be finite float64 numbers"
+    shape = arrays[0].shape
+    if len(shape) != 2 or not 1 <= shape[0] <= 3 or shape[1] != neurons.size:
+        return f"directions must be 1 to 3 rows of {neurons.size} numbers, got shape {shape}"
+    count = arrays[4].size
+    wanted = [(count, shape[0])] * 3 + [(count,)] * 2 + [(count, neurons.count)] * 2
+    if [each.shape for each in (*arrays[1:], certificate.first, certificate.second)] != wanted or count > 32:
+        return "every part, 32 at most, must have its box, its multipliers, λ and s"
+    return "" if (arrays[3] >= 0).all() else "η must not be negative"
+
+
+def _covered(left: Floats, right: Floats, low: Floats, high: Floats) -> bool:
+    """Whether boxes cover the box from left to right: one holds it, or they cover its halves beside an edge."""
+    touching = ((low < right) & (high > left)).all(axis=1)
+    low, high = low[touching], high[touching]
+    if ((low <= left) & (right <= high)).all(axis=1).any():
+        return True
+    for axis in range(len(left)):
+        edges = np.concatenate([low[:, axis], high[:, axis]])
+        inside = edges[(edges > left[axis]) & (edges < right[axis])]
+        if len(inside):
+            middle = np.sort(inside)[len(inside) // 2]
+            first, last = right.copy(), left.copy()
+            first[axis] = last[axis] = middle
+            return _covered(left, first, low, high) and _covered(last, right, low, high)
+    return False
+
+
+def _check_quadratic(
+    neurons: Neurons, d: Floats, certificate: NeuronCertificate, cut: Floats | None = None, cut_terms: float = 0.0
+) -> tuple[bool, str]:
+    """cut: a form of (u, 1) that is not negative where the bound is claimed, and the size of its terms."""
     first, second, lam, s = certificate.first, certificate.second, certificate.lam, certificate.s
     plain = neurons.b is None
     if first.shape != d.shape or second.shape != (d.shape if plain else (0,)):
@@ -186,6 +251,8 @@ def _check_quadratic(neurons: Neurons, d: Floats, certificate: NeuronCertificate
     if not certificate.bound >= lam + s:
         return False, f"λ + s is {lam + s:.6g}, the bound says {certificate.bound:.6g}"
     X, total = (_plain_matrix if plain else _gated_matrix)(neurons, d, first, second)
+    if cut is not None:
+        X, total = X + cut, total + cut_terms
     if not X[-1].any() and s >= 0:  # nothing but squares of u
         X = X[:-1, :-1]
     matrix = -X

@@ -22,7 +22,7 @@ import numpy as np
 from normscope.certificates import check_neurons
 from normscope.certificates.neuron_certificates import NeuronCertificate
 from normscope.certificates.range_certificates import RangeCertificate
-from normscope.certificates.range_formulas import UNIT, Formulas, ModelRead, finite_vector
+from normscope.certificates.range_formulas import UNIT, Formulas, ModelRead, finite_matrix, finite_vector
 from normscope.checks import Floats, quoted
 from normscope.errors import InputError
 from normscope.norm import Norm
@@ -170,11 +170,14 @@ class _Check(Formulas):
         bound = certificate.bound - certificate.sign * shift
         # the bound was rounded up after the shift was added
         bound += 4 * UNIT * (abs(certificate.bound) + abs(shift))
+        parts = certificate.division
+        if (parts is not None) != (certificate.kind == "divided"):
+            return "a divided bound has parts, and no other has"
         first, second = (
-            finite_vector(each, None, name)
+            finite_matrix(each, name) if parts is not None else finite_vector(each, None, name)
             for each, name in ((certificate.first, "first"), (certificate.second, "second"))
         )
-        proof = NeuronCertificate(certificate.kind, bound, first, second, certificate.lam, certificate.s)  # type: ignore[arg-type]
+        proof = NeuronCertificate(certificate.kind, bound, first, second, certificate.lam, certificate.s, parts)  # type: ignore[arg-type]
         holds, reason = check_neurons.check(neurons, certificate.sign * certificate.factor * row, proof)
         return None if holds else reason
 

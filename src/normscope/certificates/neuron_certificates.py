@@ -8,8 +8,8 @@ Multipliers give each neuron a quadratic function above dⱼhⱼ; their sum is a
 diag(λ, …, λ, s) − X has no negative eigenvalue and λ ≥ 0, then f(u) ≤ λ + s.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -80,6 +80,21 @@ class Neurons:
         return f"Neurons({self.activation}, {kind}: {self.count} of {self.size} inputs)"
 
 
+HIDDEN = "not in the JSON"  # as in `results.describe`, which this room may not import
+
+
+@dataclass(frozen=True, eq=False)
+class Division:
+    """Parts of the ball, L boxes low ≤ V·u ≤ high that cover it, and what proves a bound in each."""
+
+    directions: Annotated[Floats | None, HIDDEN] = field(default=None, repr=False)  # V (k, n), rows of length ≤ 1
+    low: Annotated[Floats | None, HIDDEN] = field(default=None, repr=False)  # (L, k)
+    high: Annotated[Floats | None, HIDDEN] = field(default=None, repr=False)  # (L, k)
+    eta: Annotated[Floats | None, HIDDEN] = field(default=None, repr=False)  # (L, k), of (Vu − low)(Vu − high) ≤ 0
+    lam: Annotated[Floats | None, HIDDEN] = field(default=None, repr=False)  # (L,)
+    s: Annotated[Floats | None, HIDDEN] = field(default=None, repr=False)  # (L,)
+
+
 @dataclass(frozen=True, eq=False)
 class NeuronCertificate:
     """What proves that f(u) ≤ bound on the ball.
@@ -90,16 +105,20 @@ class NeuronCertificate:
 
     plain neurons two, p and q: sign(d)·act(t) ≤ pt² + qt + r, r the least number for which that holds.
 
+    kind "divided", plain neurons only: multipliers, λ and s for each part of the ball. In a box low ≤ V·u ≤ high every
+    (v·u − low)(v·u − high) is at most 0, so η ≥ 0 times it may be taken off the quadratic form.
+
     kind "intervals": the sum of the neurons' own suprema. For gated neurons they follow from the ranges of act(t) and
     v, or from tv ≤ (√μt + v/√μ)²/4.
     """
 
-    kind: Literal["quadratic", "intervals"]
+    kind: Literal["quadratic", "divided", "intervals"]
     bound: float
-    first: Floats  # (F,): μ or p; (0,) for intervals of plain neurons
-    second: Floats  # (F,): q of plain neurons; else (0,)
-    lam: float
+    first: Floats  # (F,): μ or p; (0,) for intervals of plain neurons; (L, F) for L parts
+    second: Floats  # (F,): q of plain neurons; else (0,); (L, F) for L parts
+    lam: float  # 0 for parts: each has its own
     s: float
+    division: Division | None = None
 
 
 @dataclass(frozen=True, eq=False)

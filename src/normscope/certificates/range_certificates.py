@@ -11,9 +11,8 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.certificates.neuron_certificates import HIDDEN, Division
 from normscope.checks import Floats
-
-HIDDEN = "not in the JSON"  # as in `results.describe`, which this room may not import
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,10 @@ class RangeCertificate:
     factor: float = 1.0
     gate: Reader | None = None
     up: Reader | None = None
-    kind: Literal["quadratic", "intervals", "exact"] = "exact"
+    kind: Literal["quadratic", "divided", "intervals", "exact"] = "exact"
     lam: float = 0.0
     s: float = 0.0
+    division: Division | None = None
     first: Annotated[Floats | None, HIDDEN] = field(default=None, repr=False, compare=False)
     second: Annotated[Floats | None, HIDDEN] = field(default=None, repr=False, compare=False)
     input: Annotated[Floats | None, HIDDEN] = field(default=None, repr=False, compare=False)  # of the norm

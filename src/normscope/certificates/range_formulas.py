@@ -199,6 +199,14 @@ def finite_vector(value: Any, size: int | None, name: str) -> Floats:
     return as_floats(array, name)
 
 
+def finite_matrix(value: Any, name: str) -> Floats:
+    """An array of a file as a matrix of finite float64 numbers."""
+    array = np.asarray(value)
+    if array.dtype != np.float64 or array.ndim != 2:
+        raise InputError(f"{name} must be a matrix of float64 numbers, got {array.dtype} of shape {array.shape}")
+    return as_floats(array, name)
+
+
 def _pulled(norm: Norm, weights: Floats) -> Floats:
     """√N·W·G·Π: what weights of the norm's output are as weights of u."""
     pulled: Floats = weights * (np.sqrt(norm.size) * norm.gain)

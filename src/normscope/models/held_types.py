@@ -5,56 +5,31 @@ the meta device, with the model in the half type.
 """
 
 import copy
-import inspect
-import io
 import json
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from normscope.models.checkpoint import read_json
 from normscope.models.example_inputs import LARGEST_FILE, PROCESSORS
-from normscope.models.graph import ModelGraph, trace
+from normscope.models.graph import ModelGraph
 from normscope.models.graph_operations import is_float
+from normscope.models.second_trace import traced_again
 
 
 def held_otherwise(model: nn.Module, graph: ModelGraph, dtype: str) -> frozenset[str]:
     """The floating-point nodes of a graph that are not held in this type when the model is."""
     kind: torch.dtype = getattr(torch, dtype)
-    args, kwargs = graph.program.example_inputs or ((), {})
     try:
-        other = _without_values(model, kind)
-        args, kwargs = tree_map(lambda value: _on_meta(value, kind), (args, kwargs))
-        with _quietly():
-            second = trace(other, {**kwargs, **_named(other, args)} if kwargs else args)
+        second = traced_again(_without_values(model, kind), graph, lambda value: _on_meta(value, kind))
     except ValueError:
         return frozenset()
     if [(node.name, node.target) for node in second.nodes] != [(node.name, node.target) for node in graph.nodes]:
         return frozenset()
     return frozenset(node.name for node in second.nodes if is_float(node) and node.meta["val"].dtype != kind)
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """A context without what torch prints when a trace fails, which is no error here."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
-            yield
-    finally:
-        logging.disable(before)
-
-
-def _named(model: nn.Module, args: tuple[Any, ...]) -> dict[str, Any]:
-    """Arguments by position under the names that forward gives them."""
-    return dict(zip(inspect.signature(model.forward).parameters, args, strict=False))
 
 
 def _without_values(model: nn.Module, kind: torch.dtype) -> nn.Module:

@@ -26,6 +26,7 @@ from normscope.models.load import (
     read_text,
     text_batches,
 )
+from normscope.models.second_trace import TwoSizes
 from normscope.models.weights import Weights
 from normscope.results.inventory import Inventory
 
@@ -175,6 +176,12 @@ class Subject:
         Where that can't be found out, all are taken to be held in it.
         """
         return held_otherwise(self.traced.module, self.traced.graph, dtype)
+
+    @cached_property
+    def sizes(self) -> TwoSizes:
+        """The traced call, compared with one of inputs of another size."""
+        assert self.traced.graph is not None
+        return TwoSizes(self.traced.module, self.traced.graph)
 
     @property
     def input_ranges(self) -> dict[str, tuple[float, float]]:

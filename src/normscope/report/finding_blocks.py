@@ -5,7 +5,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from normscope.report.terminal import printable
-from normscope.results.finding_list import MARKS, Finding, FindingList, Severity
+from normscope.results.finding_list import MARKS, Finding, FindingList, Severity, Unchecked
 
 STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "blue"}
 INDENT = 2
@@ -26,9 +26,9 @@ def show(result: FindingList, console: Console) -> None:
     if result.unchecked:
         console.print()
         console.print(Text("Not checked:"))
-        for each in result.unchecked:
-            command = "" if each.command is None else f" To check it: {each.command}"
-            _indented(f"{each.rule} {each.name}: {each.reason}.{command}", console)
+        for (reason, command), rules in _together(result.unchecked).items():
+            with_what = "" if command is None else f" To check: {command}"
+            _indented(f"{', '.join(rules)}: {reason}.{with_what}", console)
 
 
 def _show_finding(finding: Finding, console: Console) -> None:
@@ -42,6 +42,14 @@ def _show_finding(finding: Finding, console: Console) -> None:
 
 def _indented(words: str, console: Console) -> None:
     console.print(Padding(Text(printable(words)), (0, 0, 0, INDENT), expand=False))
+
+
+def _together(unchecked: tuple[Unchecked, ...]) -> dict[tuple[str, str | None], list[str]]:
+    """Rules that could not be checked for the same reason."""
+    together: dict[tuple[str, str | None], list[str]] = {}
+    for each in unchecked:
+        together.setdefault((each.reason, each.command), []).append(f"{each.rule} {each.name}")
+    return together
 
 
 def _counted(result: FindingList) -> str:

@@ -148,6 +148,7 @@ class LayerRanges(
     certificates: tuple[RangeCertificate, ...] = ()
     text: str | None = None
     dtype: str | None = None  # it was read in; None: float32, or that of the module
+    sizes: str | None = None  # of the inputs that were traced, in words
 
     @property
     def not_covered(self) -> tuple[NotCovered, ...]:

@@ -174,6 +174,8 @@ def remarks(result: LayerRanges) -> Iterator[str]:
     yield from titles((float16_overflow, unbounded_tensor, dead_neurons), result)
     if result.layers and isinstance(bounded := unbounded_tensor(result), str):
         yield bounded
+    if result.sizes is not None:
+        yield f"{result.sizes}."
     used = [row for row in (*result.layers, *result.tensors) if row.used is not None]
     if used:
         most = max(used, key=lambda row: row.used or 0.0)

@@ -118,7 +118,7 @@ class _Search:
     """One walk over the graph, with the bounds of all tensors that get a scale."""
 
     def __init__(self, subject: Subject) -> None:
-        plain = subject.without_text()  # bounds do not depend on its length: a short call is enough to trace
+        plain = subject.without_text()  # a short call is enough to trace
         self.ranges = RangeSearch(plain, "float32", TYPES["float32"])
         self.graph, self.given = self.ranges.graph, plain.input_ranges
         self.modules = dict(plain.traced.module.named_modules())
@@ -136,7 +136,7 @@ class _Search:
 
     def walk(self, progress: Progress) -> None:
         """Bound every tensor that has a name."""
-        walk = Walk(self.graph, self.ranges.stored, self.ranges.calls, self.given)
+        walk = Walk(self.graph, self.ranges.stored, self.ranges.calls, self.given, sizes=self.ranges.sizes)
         for node, value in progress(_Steps(walk, len(self.graph.nodes)), "tensors"):
             if node in self._names and isinstance(value, Value) and is_float(node):
                 for name, of in self._names[node]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from normscope.bounds.ascent import witness
+from normscope.bounds.divided import divided
 from normscope.bounds.tight_bound import tight as tightened
 from normscope.certificates.neuron_certificates import Neurons
 from normscope.certificates.range_certificates import Matrix, RangeCertificate
@@ -151,7 +152,8 @@ class LayerWatch:
         """Tighten one side of an output, keep its certificate, and return the direction of its witness."""
         row, shift = sign * outputs.weights(channel), sign * float(outputs.layer.shift[channel])
         found = tightened(neurons, row)
-        u, _ = witness(neurons, row, found)
+        u, value = witness(neurons, row, found)
+        found = divided(neurons, row, found, value)
         bound = float(np.nextafter(found.bound + shift, np.inf))
         improves = bound < (outputs.high[channel] if sign > 0 else -outputs.low[channel])
         if sign > 0:

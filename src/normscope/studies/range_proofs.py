@@ -71,6 +71,7 @@ def tight_proof(
         kind=proof.kind,
         lam=proof.lam,
         s=proof.s,
+        division=proof.division,
         first=proof.first,
         second=proof.second,
     )

@@ -124,11 +124,11 @@ class RangeSearch(LayerWatch):
         tight: float = TIGHTENED,
         channels: Sequence[tuple[str, int]] = (),
     ) -> None:
-        # Bounds do not depend on the length of the text: a short call is enough to trace.
+        # A short call is enough to trace: it is compared with one of another length.
         plain = subject.without_text()
         inventory = plain.traced
         super().__init__(inventory, plain.weights, largest, tight, channels)
-        self.subject, self.limit = subject, limit
+        self.subject, self.limit, self.sizes = subject, limit, plain.sizes
         self.refused = _refused_calls(self.graph, self.norms)
         self.roles = roles_of(self.graph, self.norms)
         self.parameters = inventory.parameters
@@ -158,6 +158,7 @@ class RangeSearch(LayerWatch):
             tuple(proof for proof in self.certificates if proof.layer not in repeated),
             self.subject.text,
             self.subject.dtype,
+            self.sizes.sentence,
         )
 
     def rows(self, progress: Progress = silent) -> dict[Node, TensorRange]:
@@ -176,6 +177,7 @@ class RangeSearch(LayerWatch):
             self._watch,
             self._scores.__setitem__,
             self.refused,
+            self.sizes,
         )
         for node, value in progress(sized(walk.steps(), len(self.graph.nodes)), "tensors"):
             if not isinstance(value, Value) or node.op != "call_function" or node in self.graph.constants:

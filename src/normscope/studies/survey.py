@@ -9,6 +9,7 @@ import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -98,6 +99,7 @@ def survey(
     Survey
         Results by kind, and what is missing, with the reason and the command that computes it.
 
+    >>> from torch import nn
     >>> found = survey(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)), parts=["inspection", "key_selection"])
     >>> list(found.results), found.missing[0].kind
     (['inspection'], 'key_selection')
@@ -151,14 +153,15 @@ class _Run:
             begun = time.monotonic()
             try:
                 if kind == "key_selection" and not self._subject.runs:
-                    raise InputError("it needs a text")
+                    missing.append(Missing(kind, "it needs a text to run the model on", self._command(kind)))
+                    continue
                 if self._left() <= 0:
                     raise _OutOfTimeError
                 results[kind] = ask[kind]()
             except _OutOfTimeError:
                 missing.append(Missing(kind, f"the {self._seconds:g} seconds were over", self._command(kind)))
             except NormscopeError as error:
-                missing.append(Missing(kind, first_line(error), self._command(kind)))
+                missing.append(Missing(kind, first_line(error), None))  # its command would say the same
             spent[kind] = round(time.monotonic() - begun, 3)
         subject = self._subject
         path = None if subject.path is None else str(subject.path)
@@ -199,9 +202,20 @@ class _Run:
         name, path = COMMANDS[kind], self._subject.path
         if path is None:
             return f"normscope.{name}(model, inputs=…)"
-        where = "" if path == demo_model() else f" {shlex.quote(str(path))}"
         runs = " --text FILE" if self._subject.runs or kind == "key_selection" else ""
-        return f"normscope {name}{where}{runs}"
+        return f"normscope {name}{named_on_the_command_line(path)}{runs}"
+
+
+def named_on_the_command_line(path: Path) -> str:
+    """A model as a command takes it, after a blank; a file of weights can't be run, so its folder is meant.
+
+    >>> named_on_the_command_line(Path("my model")), named_on_the_command_line(demo_model())
+    (" 'my model'", '')
+    """
+    if path == demo_model():
+        return ""
+    weights_alone = path.is_file() and path.suffix.lower() != ".gguf"
+    return " FOLDER" if weights_alone else f" {shlex.quote(str(path))}"
 
 
 class _Watched:

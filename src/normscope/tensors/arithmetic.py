@@ -7,7 +7,7 @@ where, masked_fill              an entry of one or of the other
 
 import operator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -84,7 +84,10 @@ def _clamp(walk: "Walk", node: Node) -> Known:
         return walk.whole_numbers(node)
     least, most = argument(node, "min"), argument(node, "max")
     if any(isinstance(limit, Node) for limit in (least, most)):
-        raise UnknownError("a clamp with computed limits")
+        made = walk.value(node.args[0])
+        for limit, pick in ((least, np.maximum), (most, np.minimum)):  # as torch does: where they cross, the upper one
+            made = made if limit is None else _picked(made, walk.value(limit), pick)
+        return made
     return entries.clamped(walk.value(node.args[0]), least, most, lambda t: torch.clamp(t, least, most))
 
 
@@ -110,9 +113,15 @@ def extreme(walk: "Walk", node: Node) -> Known:
     largest = kind_of(node) in ("maximum", "max")
     if largest and any(value.exact and not value.stored and mask_of(value.low).all() for value in values):
         return entries.either(*values)  # masked entries are so at the lowest number
-    unit, (a, b) = aligned([value.opened() for value in values])
-    pick = np.maximum if largest else np.minimum
-    return Value(unit, pick(a.low, b.low), pick(a.high, b.high), a.why or b.why)
+    return _picked(values[0].opened(), values[1].opened(), np.maximum if largest else np.minimum)
+
+
+def _picked(one: Value, other: Value, pick: Any) -> Value:
+    """The larger, or the smaller, of two values."""
+    unit, (a, b) = aligned([one, other])
+    low, high = pick(a.low, b.low), pick(a.high, b.high)
+    bounded = np.isfinite(low).all() and np.isfinite(high).all()
+    return Value(unit, low, high, None if bounded else a.why or b.why)
 
 
 def unary(walk: "Walk", node: Node, kind: str) -> Value:
@@ -135,6 +144,6 @@ def unary(walk: "Walk", node: Node, kind: str) -> Value:
 
 ARITHMETIC: dict[str, Operation] = {
     "square": _square_of, "add": _add, "sub": _sub, "rsub": _sub, "mul": _mul, "div": _div, "pow": _pow,
-    "clamp": _clamp, "clamp_min": _clamp, "where": _where, "masked_fill": _masked_fill, "maximum": extreme,
-    "minimum": extreme,
+    "clamp": _clamp, "clamp_min": _clamp, "clamp_max": _clamp, "where": _where, "masked_fill": _masked_fill,
+    "maximum": extreme, "minimum": extreme,
 }  # fmt: skip

@@ -1,9 +1,9 @@
-"""Operations of a traced call that sum over an axis: layers, products, attention, convolutions, means.
+"""Operations of a traced call that sum products over an axis: layers, scores, attention, convolutions.
 
 stored matrix · value      a layer, whose outputs are watched; every row through the matrix of its expert
 weights · value            a mean, which stays where the values are
 query · key                scores, by the forms of both
-Σ over axes, windows       intervals
+Σ over windows             intervals
 """
 
 import math
@@ -19,7 +19,6 @@ from torch.fx import Node
 from normscope.models.graph_operations import COPIES, handed_on, kind_of
 from normscope.tensors import elementwise as entries
 from normscope.tensors import products
-from normscope.tensors.entry_forms import Squares, Total
 from normscope.tensors.linear_rows import widened
 from normscope.tensors.traced_nodes import (
     Known,
@@ -28,11 +27,9 @@ from normscope.tensors.traced_nodes import (
     UnknownError,
     along,
     argument,
-    has_floats,
-    noted,
     shape_of,
 )
-from normscope.tensors.values import Angle, Value, Whole, interval_product, merged, numbered
+from normscope.tensors.values import Angle, Value, Whole, interval_product, merged
 
 if TYPE_CHECKING:
     from normscope.tensors.walk import Walk
@@ -71,7 +68,7 @@ def _matmul(walk: "Walk", node: Node) -> Known:
     if made is None:
         made = _angles(one, other)
     if made is None:
-        made = products.scores_of(one, other, walk.lengths)
+        made = products.scores_of(one, other, many=walk.varies(factors[0], -1))
     if kind in ("baddbmm", "addmm", "linear"):
         scale = float(argument(node, "alpha", 1))
         made = entries.times(made, np.full(len(made.low), scale))
@@ -116,22 +113,37 @@ def _attention(walk: "Walk", node: Node) -> Known:
     scores = products.scores_of(query, key.moved(lambda entry: entry.transpose(-1, -2)))
     scores = entries.times(scores, np.full(len(scores.low), scale))
     mask = argument(node, "attn_mask")
-    complete = True  # a row that sees nothing gets zeros
-    if mask is not None:
-        known = walk.argument(mask)
-        if isinstance(known, Whole):
-            complete = known.known is not None and bool(known.known.any(dim=-1).all())
-        else:
-            added = walk.with_mask(mask)
-            scores = entries.sum_of(scores, added, operator.add)
-            seen = (added.opened().low > -np.inf)[added.unit.numpy()]
-            complete = bool(seen.any(axis=-1).all())
+    if mask is not None and not isinstance(walk.argument(mask), Whole):
+        scores = entries.sum_of(scores, walk.with_mask(mask), operator.add)
+    complete = _sees_something(walk, node)  # a row that sees nothing gets zeros
+    pair = None if walk.sizes is None else walk.sizes.pair(node)
+    if complete and pair is not None and walk.second is not None:
+        complete = _sees_something(walk.second, pair)
     if walk.scores is not None:
         walk.scores(node, scores)
     weights = entries.shares((*scores.shape,), len(scores.shape) - 1, complete=complete)
     made = products.mixture(weights, value)
     assert made is not None
     return made
+
+
+def mask_of_attention(node: Node) -> Any:
+    """The mask of an attention operation; None where there is none."""
+    return argument(node, "attn_mask") if kind_of(node) == "scaled_dot_product_attention" else None
+
+
+def _sees_something(walk: "Walk", node: Node) -> bool:
+    """Whether every row of attention is certain to see some token."""
+    mask = mask_of_attention(node)
+    if mask is None:
+        return True
+    known = walk.argument(mask)
+    if isinstance(known, Whole):
+        return known.known is not None and bool(known.known.any(dim=-1).all())
+    if not isinstance(known, Value):
+        return False
+    seen = (known.opened().low > -np.inf)[known.unit.numpy()]
+    return bool(seen.any(axis=-1).all())
 
 
 def experts(walk: "Walk", node: Node) -> Value:
@@ -174,44 +186,6 @@ def _sent_to(offsets: Any) -> object:
     while isinstance(offsets, Node) and kind_of(offsets) in COPIES | {"cumsum", "histc", "bincount"}:
         offsets = offsets.args[0]
     return offsets
-
-
-def _softmax(walk: "Walk", node: Node) -> Known:
-    value = walk.with_mask(node.args[0])
-    axis = int(argument(node, "dim")) % max(1, len(value.shape))
-    return entries.shares(value.shape, axis, order=value.order if axis else None)
-
-
-def _reduce(walk: "Walk", node: Node) -> Known:
-    if not has_floats(node):
-        return walk.whole_numbers(node)
-    value = walk.value(node.args[0])
-    axes, keep = _axes(node, value), bool(argument(node, "keepdim"))
-    made = products.summed(value, axes, keep, mean=kind_of(node) == "mean", lengths=walk.lengths)
-    if kind_of(node) == "sum" and keep and len(axes) == 1 and (value.low >= 0).all():
-        return noted(made, Total(walk.identity(node.args[0]), axes[0]), numbered(made.shape))
-    squares = value.form
-    if kind_of(node) == "mean" and keep and axes == [value.unit.ndim - 1] and isinstance(squares, Squares):
-        in_place = not squares.count and bool((value.places[0] == numbered(value.shape)).all())
-        return noted(made, replace(squares, count=value.shape[-1]), numbered(made.shape)) if in_place else made
-    return made
-
-
-def _axes(node: Node, value: Value) -> list[int]:
-    """The axes that an operation reduces: all, if none is named."""
-    named = argument(node, "dim")
-    named = [named] if isinstance(named, int) else named or range(value.unit.ndim)
-    return [axis % value.unit.ndim for axis in named]
-
-
-def _norm_of(walk: "Walk", node: Node) -> Known:
-    """The length of vectors."""
-    if argument(node, "ord", 2) != 2:
-        raise UnknownError("a norm of another kind than the length")
-    value = walk.value(node.args[0])
-    square = entries.unary("square", lambda t: t * t, value)
-    made = products.summed(square, _axes(node, value), bool(argument(node, "keepdim")), lengths=walk.lengths)
-    return entries.unary("sqrt", torch.sqrt, replace(made, low=np.maximum(made.low, 0.0)))
 
 
 def _convolution(walk: "Walk", node: Node) -> Known:
@@ -267,7 +241,7 @@ def _einsum(walk: "Walk", node: Node) -> Known:
     second = _arranged(other, b, [*shared, *summed, *columns], len(columns), last=True)
     made = products.mixture(first, second)
     if made is None:
-        made = products.scores_of(first, second, walk.lengths)
+        made = products.scores_of(first, second, many=walk.varies(factors[0], a.index(summed[0])))  # type: ignore[index]
     sizes = {axis: size for name, value in ((a, one), (b, other)) for axis, size in zip(name, value.shape, strict=True)}
     names_out = [*shared, *rows, *columns]
     whole = [sizes[axis] for axis in names_out]
@@ -290,17 +264,8 @@ def _arranged(value: Value, names: str, order: list[str], many: int, last: bool 
     return value.moved(move)
 
 
-def _pooled(walk: "Walk", node: Node) -> Known:
-    value = walk.value(node.args[0])
-    common = merged(value.plain(), [-1] if kind_of(node).endswith("1d") else [-1, -2])
-    shape = shape_of(node)
-    one = common.unit[..., :1] if kind_of(node).endswith("1d") else common.unit[..., :1, :1]
-    return replace(common, unit=one.expand(shape))
-
-
 CONTRACTIONS: dict[str, Operation] = {
     "linear": _linear, "addmm": _linear, "mm": _matmul, "matmul": _matmul, "bmm": _matmul, "baddbmm": _matmul,
-    "scaled_dot_product_attention": _attention, "softmax": _softmax, "_softmax": _softmax, "sum": _reduce,
-    "mean": _reduce, "linalg_vector_norm": _norm_of, "conv1d": _convolution, "conv2d": _convolution,
-    "conv3d": _convolution, "einsum": _einsum, "adaptive_avg_pool1d": _pooled, "adaptive_avg_pool2d": _pooled,
+    "scaled_dot_product_attention": _attention, "conv1d": _convolution, "conv2d": _convolution,
+    "conv3d": _convolution, "einsum": _einsum,
 }  # fmt: skip

@@ -17,9 +17,21 @@ from normscope.models.graph_operations import kind_of
 from normscope.tensors import elementwise as entries
 from normscope.tensors.arithmetic import ARITHMETIC
 from normscope.tensors.contractions import CONTRACTIONS
+from normscope.tensors.entry_forms import Weighted
 from normscope.tensors.picking import PICKS
-from normscope.tensors.traced_nodes import Known, Operation, Stored, UnknownError, argument, has_floats, shape_of
-from normscope.tensors.values import Value, Whole, constant, joined_values, merged
+from normscope.tensors.reductions import REDUCTIONS
+from normscope.tensors.traced_nodes import (
+    Known,
+    Operation,
+    Stored,
+    UnknownError,
+    anywhere_along,
+    argument,
+    has_floats,
+    shape_of,
+)
+from normscope.tensors.values import Shares, Value, Whole, constant, joined_values
+from normscope.tensors.written_parts import PARTS
 
 if TYPE_CHECKING:
     from normscope.tensors.walk import Walk
@@ -93,8 +105,7 @@ def move(walk: "Walk", node: Node) -> Known:
     value = walk.with_mask(node.args[0])
     if kind_of(node) == "as_strided":
         raise UnknownError("a view by strides")
-    if kind_of(node) in CUTS and value.stored and value.exact:
-        value = _of_any_length(walk, node, value)
+    value = _anywhere_picked(walk, node, value)
 
     def move(entry: Tensor) -> Any:
         if kind_of(node) in ("view", "_unsafe_view"):  # strides of the entries are not those of the tensor
@@ -109,11 +120,18 @@ def move(walk: "Walk", node: Node) -> Known:
     return tuple(_reordered(node, value, part) for part in parts)
 
 
-def _of_any_length(walk: "Walk", node: Node, value: Value) -> Value:
-    """A stored table of which as many rows are taken as the input has entries: any row, for other inputs."""
-    sizes = zip(value.shape, shape_of(node), strict=True)
-    axes = [at for at, (whole, part) in enumerate(sizes) if whole != part and part in walk.lengths]
-    return merged(value, axes) if axes else value
+def _anywhere_picked(walk: "Walk", node: Node, value: Value) -> Value:
+    """A value of which other entries are taken for inputs of another size: any, then; and only some of the weights."""
+    if walk.sizes is None or kind_of(node) not in PARTS:
+        return value
+    axis = int(argument(node, "dim", 0)) % value.unit.ndim
+    if walk.sizes.picks_otherwise(node):
+        value = anywhere_along(value, (axis,))
+    if isinstance(value.form, Shares) and not walk.is_whole(node, axis):
+        return replace(value, form=replace(value.form, complete=False))
+    if isinstance(value.form, Weighted) and not walk.is_whole(node, axis):
+        return replace(value, form=replace(value.form, shares=replace(value.form.shares, complete=False)))
+    return value
 
 
 def _reordered(node: Node, before: Value, after: Value) -> Value:
@@ -128,6 +146,7 @@ SPECIAL: dict[str, Operation] = {
     **ARITHMETIC,
     **CONTRACTIONS,
     **PICKS,
+    **REDUCTIONS,
     "cat": _cat, "concat": _cat, "concatenate": _cat, "stack": _cat, "copy": _copied, "to": _to, "_to_copy": _to,
     "type_as": _to, "pad": _pad, "constant_pad_nd": _pad, "tril": _triangle, "triu": _triangle,
     "_assert_tensor_metadata": _nothing_to_follow, "zeros": _made_alike, "ones": _made_alike, "full": _made_alike,

@@ -90,6 +90,24 @@ def _gather(walk: "Walk", node: Node) -> Known:
     return within(shape, *value.hull(), value.why)
 
 
+def _scatter(walk: "Walk", node: Node) -> Known:
+    """Entries that are written at unknown places along an axis: those of one value or of the other."""
+    if not has_floats(node):
+        return walk.whole_numbers(node)
+    if argument(node, "reduce") is not None:
+        raise UnknownError("a scatter that computes")
+    value, source = walk.with_mask(node.args[0]), argument(node, "src", argument(node, "value"))
+    if not isinstance(source, Node):
+        return entries.either(value, walk.value(source))
+    written = walk.with_mask(source)
+    axis = int(argument(node, "dim")) % max(1, value.unit.ndim)
+    if any(written.shape[at] != value.shape[at] for at in range(value.unit.ndim) if at != axis):
+        hull = within(value.shape, *written.opened().hull(), written.why)
+        return entries.either(value.plain(), hull)
+    common = merged(written.plain(), [axis])
+    return entries.either(value.plain(), common.moved(lambda entry: entry.narrow(axis, 0, 1).expand(value.shape)))
+
+
 def _index(walk: "Walk", node: Node) -> Known:
     """Rows by number: known rows are taken, for unknown ones any row will do."""
     if not has_floats(node):
@@ -172,5 +190,5 @@ def _index_put(walk: "Walk", node: Node) -> Known:
 
 PICKS: dict[str, Operation] = {
     "embedding": _embedding, "max": _largest, "min": _largest, "topk": _largest, "sort": _largest, "gather": _gather,
-    "index": _index, "index_select": _index, "index_put": _index_put,
+    "scatter": _scatter, "index": _index, "index_select": _index, "index_put": _index_put,
 }  # fmt: skip

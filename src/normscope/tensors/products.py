@@ -7,7 +7,7 @@ q·k                               by the Gram matrices of both heads
 Σ weight·value                    a mixture: within the values' own ellipsoid, at a place of its own
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,11 +19,12 @@ from normscope.bounds.attention_scores import score_range
 from normscope.bounds.neurons import cheap
 from normscope.certificates.neuron_certificates import Neurons
 from normscope.checks import Floats, as_floats
-from normscope.tensors.entry_forms import Choice, Listed, Squares, Weighted, activation_of
-from normscope.tensors.linear_rows import EPS, Ball, Linear, ProductRows, StoredMatrix, widened
+from normscope.tensors.entry_forms import Choice, Listed, Weighted, activation_of
+from normscope.tensors.linear_rows import EPS, Ball, Indices, Linear, ProductRows, StoredMatrix, widened
 from normscope.tensors.values import (
     Function,
     Gated,
+    Parts,
     Rotated,
     Shares,
     Value,
@@ -308,10 +309,10 @@ def _thin_last(unit: Tensor) -> Any:
     return torch.unique(thin.reshape(-1, unit.shape[-1]), dim=0).numpy()
 
 
-def scores_of(one: Value, other: Value, lengths: Container[int] = ()) -> Value:
+def scores_of(one: Value, other: Value, *, many: bool = False) -> Value:
     """one @ other of two values that depend on the input: queries against keys.
 
-    `lengths` are the sizes of the inputs' axes: a sum over as many like entries may have more terms for other inputs.
+    `many`: the sum has more terms for larger inputs.
     """
     shape = broadcast(one.shape[:-2], other.shape[:-2])
     a = one.moved(lambda entry: entry.expand(*shape, *entry.shape[-2:]))
@@ -329,21 +330,32 @@ def scores_of(one: Value, other: Value, lengths: Container[int] = ()) -> Value:
         i, j = divmod(both, len(columns))
         row, column = rows[i].numpy(), columns[j].numpy()
         several = [bool(places.any()) for places in (row_places[i], column_places[j])]
-        varies = len(row) in lengths
-        many = [
-            apart or (varies and not value.places and not value.exact)
-            for apart, value in zip(several, (a, b), strict=True)
-        ]
-        if any(more and _repeats(units[None])[0] for units, more in zip((row, column), many, strict=True)):
+        low[at], high[at] = _score(a, b, row, column, any(several))
+        if many and (low[at] < 0 or high[at] > 0):
             low[at], high[at], unbounded = -np.inf, np.inf, MANY_TOKENS
-        else:
-            low[at], high[at] = _score(a, b, row, column, any(several))
     unit = inverse.reshape(thin.shape).expand(pair.shape)
     return Value(unit, low, high, None if np.isfinite(low).all() and np.isfinite(high).all() else unbounded)
 
 
 def _score(a: Value, b: Value, row: Any, column: Any, apart: bool) -> tuple[float, float]:
-    """Bounds of the product of two vectors."""
+    """Bounds of the product of two vectors: the sum over the parts in which both have one form."""
+    parts = np.stack([_part_numbers(value, units) for value, units in ((a, row), (b, column))])
+    kinds = np.unique(parts, axis=1)
+    found = []
+    for kind in kinds.T:
+        some = np.flatnonzero((parts == kind[:, None]).all(axis=0))
+        found.append(_part_of_score(a, b, row[some], column[some], apart))
+    low, high = (float(sum(bounds[side] for bounds in found)) for side in (0, 1))
+    slack = 8 * EPS * sum(abs(end) for bounds in found for end in bounds if np.isfinite(end))
+    return (low, high) if len(found) == 1 else (low - slack, high + slack)
+
+
+def _part_numbers(value: Value, units: Any) -> Indices:
+    return value.form.part[units] if isinstance(value.form, Parts) else np.zeros(len(units), dtype=np.intp)
+
+
+def _part_of_score(a: Value, b: Value, row: Any, column: Any, apart: bool) -> tuple[float, float]:
+    """Bounds of the product of two vectors, or of the same channels of both."""
     with np.errstate(invalid="ignore", over="ignore"):
         corners = [x * y for x in (a.low[row], a.high[row]) for y in (b.low[column], b.high[column])]
         stacked = np.where(np.isnan(corners), 0.0, corners)  # 0 × infinity: the other corners say how large it can be
@@ -370,7 +382,9 @@ Turning = tuple[Floats, Floats, list[tuple[int, int]]]
 
 def _turning(value: Value, units: Any, axis: int) -> Turning | None:
     """The rows and offsets of a vector before it is rotated, and the pairs of channels that are rotated together."""
-    form = value.form.take(units) if value.form is not None else None
+    form: Any = value.form.take(units) if value.form is not None else None
+    if isinstance(form, Parts):
+        form = form.forms[form.part[0]].take(form.index)
     if isinstance(form, Linear) and not form.shrinks:
         return form.matrix(), form.offset, []
     if not isinstance(form, Rotated) or not _at_one_position(value, axis):
@@ -396,13 +410,22 @@ def _turning(value: Value, units: Any, axis: int) -> Turning | None:
 
 def _at_one_position(value: Value, axis: int) -> bool:
     """Whether the channels of every vector that are rotated are rotated by the angles of one position."""
-    assert isinstance(value.form, Rotated)
-    position = value.places[1]
+    position, form = value.places[1], value.form
     if _constant(position, axis):
         return True
-    turned = torch.from_numpy(value.form.turned)[value.unit]
+    if isinstance(form, Parts):
+        rotates = np.array([isinstance(part, Rotated) and part.turned[at] for part, at in _members(form)])
+    else:
+        assert isinstance(form, Rotated)
+        rotates = form.turned
+    turned = torch.from_numpy(rotates)[value.unit]
     seen = torch.where(turned, position, -1).amax(dim=axis, keepdim=True)
     return bool((~turned | (position == seen)).all())
+
+
+def _members(form: Parts) -> Iterator[tuple[Linear | Rotated, int]]:
+    """The form and the place in it of every unit."""
+    return ((form.forms[part], int(at)) for part, at in zip(form.part, form.index, strict=True))
 
 
 def _identity(form: Linear) -> list[tuple[tuple[int, float, float], float]]:
@@ -412,25 +435,19 @@ def _identity(form: Linear) -> list[tuple[tuple[int, float, float], float]]:
     return list(zip(parts, sign.tolist(), strict=True))
 
 
-def summed(value: Value, axes: Sequence[int], keep: bool, *, mean: bool = False, lengths: Container[int] = ()) -> Value:
+def summed(value: Value, axes: Sequence[int], keep: bool, *, mean: bool = False, many: bool = False) -> Value:
     """The sum of entries along axes, or their mean; weighted entries whose weights belong together are a mixture.
 
-    `lengths` are the sizes of the inputs' axes: a sum over as many like entries may have more terms for other inputs.
+    `many`: the sum has more terms for larger inputs.
     """
     axes = sorted(axis % value.unit.ndim for axis in axes)
-    kept = [axis for axis in range(value.unit.ndim) if axis not in axes]
-    count = int(np.prod([value.unit.shape[axis] for axis in axes]))
-    order = [*kept, *axes]
-    shape = [value.unit.shape[axis] for axis in kept]
-    unit = value.unit.permute(order)
-    small = tuple(slice(0, 1) if unit.stride(at) == 0 else slice(None) for at in range(len(kept)))
-    rows = unit[small].reshape(-1, count)
-    found, inverse = torch.unique(rows, dim=0, return_inverse=True)
-    members = found.numpy()
+    members, made = groups_of(value, axes, keep)
+    count = members.shape[1]
     form, reason = value.form, value.why
     low = high = None
     if isinstance(form, Weighted) and not mean:
-        place = value.places[0].permute(order).reshape(*shape, count) if axes else value.places[0]
+        kept = [axis for axis in range(value.unit.ndim) if axis not in axes]
+        place = value.places[0].permute([*kept, *axes]).flatten(len(kept)) if axes else value.places[0]
         elements = form.shares.element[members]
         if _constant(place, -1) and all(len(set(row)) == count for row in elements):
             low, high = form.low[members].min(axis=1), form.high[members].max(axis=1)
@@ -445,23 +462,12 @@ def summed(value: Value, axes: Sequence[int], keep: bool, *, mean: bool = False,
         slack = (count + 8) * EPS * (finite[0] + finite[1])[members].sum(axis=1)
         low = np.where((value.low[members] >= 0).all(axis=1), np.maximum(low - slack, 0.0), low - slack)
         high = high + slack
-        many = _repeats(members)
         least, most = value.low[members].min(axis=1, initial=np.inf), value.high[members].max(axis=1, initial=-np.inf)
-        if mean:
-            low, high = np.where(many, least, low), np.where(many, most, high)
-        elif not isinstance(form, Squares) and (
-            not _constant(value.places[0].permute(order).reshape(*shape, count), -1)
-            if value.places
-            else not value.exact and any(value.unit.shape[axis] in lengths for axis in axes)
-        ):
-            low = np.where(many, np.where(least < 0, -np.inf, least), low)
-            high = np.where(many, np.where(most > 0, np.inf, most), high)
-            reason = value.why or (MANY_TOKENS if many.any() else None)
-    thin_shape = unit[small].shape[: len(kept)]
-    made = inverse.reshape(thin_shape).expand(shape)
-    if keep:
-        for axis in axes:
-            made = made.unsqueeze(axis)
+        if mean and many:
+            low, high = least, most
+        elif many:
+            low, high = np.where(least < 0, -np.inf, least), np.where(most > 0, np.inf, most)
+            reason = value.why or MANY_TOKENS
     return Value(
         made,
         low,
@@ -471,10 +477,18 @@ def summed(value: Value, axes: Sequence[int], keep: bool, *, mean: bool = False,
     )
 
 
-def _repeats(rows: Any) -> Any:
-    """Which rows have a unit more than once: entries of several tokens, of which other inputs may have more."""
-    ordered = np.sort(rows, axis=1)
-    return (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
+def groups_of(value: Value, axes: Sequence[int], keep: bool) -> tuple[Any, Tensor]:
+    """The units that an operation over axes takes together: a row for each kind of them, and the entries of rows."""
+    axes = sorted(axis % value.unit.ndim for axis in axes)
+    kept = [axis for axis in range(value.unit.ndim) if axis not in axes]
+    count = int(np.prod([value.unit.shape[axis] for axis in axes]))
+    unit = value.unit.permute([*kept, *axes])
+    small = tuple(slice(0, 1) if unit.stride(at) == 0 else slice(None) for at in range(len(kept)))
+    found, inverse = torch.unique(unit[small].reshape(-1, count), dim=0, return_inverse=True)
+    made = inverse.reshape(unit[small].shape[: len(kept)]).expand([value.unit.shape[axis] for axis in kept])
+    for axis in axes if keep else ():
+        made = made.unsqueeze(axis)
+    return found.numpy(), made
 
 
 def listed(value: Value, key: object) -> Value:

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from normscope.models.graph_operations import handed_on, kind_of, overwritten_by
-from normscope.tensors.values import Angle, Value, Whole, anything, constant, within
+from normscope.tensors.entry_forms import Weighted
+from normscope.tensors.values import Angle, Shares, Value, Whole, anything, constant, mask_of, merged, within
 
 if TYPE_CHECKING:
     from normscope.tensors.walk import Walk
@@ -88,6 +89,25 @@ def as_value(whole: Whole) -> Value:
         return constant(whole.known)
     value = within(whole.shape, -np.inf, np.inf, "positions, which have no largest")
     return replace(value, form=Angle(whole, np.zeros(1, dtype=np.intp)), places=(whole.known.long(),))
+
+
+def anywhere_along(value: Value, axes: tuple[int, ...]) -> Value:
+    """Bounds that hold anywhere along axes of any size: no unit depends on where it is there.
+
+    Weights of a mean are kept apart: how many there are is nothing that their bounds depend on.
+    """
+    if not axes or isinstance(value.form, (Shares, Weighted)) or is_alike(value.unit, axes):
+        return value
+    if value.exact and not value.stored and (hidden := mask_of(value.low)).any():
+        low = np.where(hidden, value.low[~hidden].min(initial=0.0), value.low)
+        value = replace(value.plain(), low=low, high=low.copy(), masked=True)
+    return merged(value.plain(), axes)
+
+
+def is_alike(unit: Tensor, axes: tuple[int, ...]) -> bool:
+    """Whether entries along these axes are all the same."""
+    flat = [axis for axis in axes if unit.stride(axis) != 0 and unit.shape[axis] > 1]
+    return all(bool((unit == unit.narrow(axis, 0, 1)).all()) for axis in flat)
 
 
 def noted(value: Value, form: object, place: Tensor) -> Value:

@@ -122,7 +122,38 @@ class Shares:
         return replace(self, element=self.element[which])
 
 
-Form = Linear | Function | Gated | Angle | Wave | Turned | Rotated | Shares
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Unit i is unit index[i] of one of several forms, which have directions of their own: channels of two norms."""
+
+    forms: "tuple[Linear | Rotated, ...]"
+    part: Indices
+    index: Indices
+
+    def take(self, which: Indices) -> "Parts":
+        return replace(self, part=self.part[which], index=self.index[which])
+
+    @classmethod
+    def joined(cls, forms: "Sequence[Form | None]") -> "Parts | None":
+        """Linear or rotated forms, or parts, one after the other."""
+        known: list[Linear | Rotated] = []
+        part, index = [], []
+        for form in forms:
+            if isinstance(form, Parts):
+                part.append(form.part + len(known))
+                index.append(form.index)
+                known += form.forms
+            elif isinstance(form, (Linear, Rotated)):
+                count = len((form.first if isinstance(form, Rotated) else form).index)
+                part.append(np.full(count, len(known)))
+                index.append(np.arange(count))
+                known.append(form)
+            else:
+                return None
+        return cls(tuple(known), np.concatenate(part), np.concatenate(index))
+
+
+Form = Linear | Function | Gated | Angle | Wave | Turned | Rotated | Shares | Parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,7 +303,9 @@ def joined_values(values: Sequence[Value], join: Callable[[list[Tensor]], Tensor
     high = low if all(value.exact for value in values) else np.concatenate([value.high for value in values])
     values = _with_still_channels(values)
     orders = {value.order for value in values}
-    form = _joined_form(values) if len(orders) == 1 else None
+    form: Form | None = None
+    if len(orders) == 1:
+        form = _joined_form(values) or Parts.joined([value.form for value in values])
     places: tuple[Tensor, ...] = ()
     if form is not None and len({len(value.places) for value in values}) == 1:
         places = tuple(join(list(parts)) for parts in zip(*(value.places for value in values), strict=True))
@@ -303,8 +336,9 @@ def _joined_form(values: Sequence[Value]) -> Form | None:
         return replace(first, number=np.concatenate([form.number for form in forms]))  # type: ignore[union-attr]
     if isinstance(first, Rotated):
         parts = [form for form in forms if isinstance(form, Rotated)]
-        one, two = joined([form.first for form in parts]), joined([form.second for form in parts])
-        if one is not None and two is not None and all(form.angle.space == first.angle.space for form in parts):
+        both = joined([*(form.first for form in parts), *(form.second for form in parts)])
+        if both is not None and all(form.angle.space == first.angle.space for form in parts):
+            one, two = (both.take(half) for half in np.split(np.arange(len(both.index)), 2))
             number = np.concatenate([form.angle.number for form in parts])
             factor = np.concatenate([form.factor for form in parts])
             turned = np.concatenate([form.turned for form in parts])

@@ -23,10 +23,12 @@ from normscope.checks import Floats
 from normscope.errors import InputError
 from normscope.models.graph import ModelGraph
 from normscope.models.graph_operations import COPIES, DROPOUTS, handed_on, is_float, kind_of, overwritten_by
+from normscope.models.second_trace import TwoSizes
 from normscope.norm import Norm
 from normscope.tensors import products
 from normscope.tensors.arithmetic import unary
-from normscope.tensors.contractions import experts
+from normscope.tensors.complex_numbers import Complex, complex_operation, is_complex
+from normscope.tensors.contractions import experts, mask_of_attention
 from normscope.tensors.interval_arithmetic import INTERVALS
 from normscope.tensors.linear_rows import Ball, Linear, NormRows
 from normscope.tensors.operations import CUTS, SPECIAL, move
@@ -35,6 +37,7 @@ from normscope.tensors.traced_nodes import (
     Stored,
     UnknownError,
     along,
+    anywhere_along,
     as_value,
     has_floats,
     is_plain,
@@ -43,6 +46,7 @@ from normscope.tensors.traced_nodes import (
     storage_of,
 )
 from normscope.tensors.values import Value, Whole, anything, constant, numbered, within
+from normscope.tensors.written_parts import WrittenParts, is_empty
 
 MOST_NUMBERS = 2**26  # of a constant that is held entry by entry
 DEBUG = False
@@ -69,6 +73,7 @@ class Walk:
 
     `given` has bounds of floating-point inputs by name. `watch` sees what every layer writes, and may tighten it;
     `scores` sees the scores inside attention operations; `refused` are outputs of norms that bound nothing, and why.
+    `sizes` compares the call with one of inputs of another size. Without it, bounds hold for the size of the call.
     """
 
     def __init__(
@@ -80,16 +85,19 @@ class Walk:
         watch: Callable[[Node, products.Outputs], None] | None = None,
         scores: Callable[[Node, Value], None] | None = None,
         refused: Mapping[Node, str] | None = None,
+        sizes: TwoSizes | None = None,
     ) -> None:
         self._refused = dict(refused or {})
         self.graph, self._read, self._norms, self._given = graph, stored, norms, dict(given or {})
-        self._watch, self.scores = watch, scores
+        self._watch, self.scores, self.sizes = watch, scores, sizes
         self._made: dict[Node, Known] = {}
         self._changes: Counter[Node] = Counter()  # in place, by the node whose memory is changed
+        self._parts = WrittenParts(self.is_whole)
 
     def steps(self) -> Iterator[tuple[Node, Known]]:
         """Every node with what is known of it, in the order in which they run; each is dropped after its last use."""
         nodes = self.graph.nodes
+        empty: set[Node] = set()
         last = {used: node for node in nodes for used in node.all_input_nodes}
         ends: dict[Node, list[Node]] = {}
         for used, node in last.items():
@@ -98,20 +106,42 @@ class Walk:
             if node.op == "output":
                 continue
             self._made[node] = self._known(node)
-            yield node, self._made[node]
-            for changed in overwritten_by(node):
+            changes = overwritten_by(node)
+            if is_empty(node) and has_floats(node):
+                empty.add(node)  # it is a tensor once it was written, and no view of it is before
+            elif changes or storage_of(node) not in empty:
+                yield node, self._made[node]
+            for changed in changes:
                 self._overwrite(node, changed)
+                storage = storage_of(changed)
+                if storage in empty and isinstance(whole := self._made.get(storage), Value) and whole.why is None:
+                    empty.remove(storage)
+                    yield storage, whole
             for used in ends.get(node, ()):
+                if used in empty:
+                    yield used, self._made[used]
                 self._made.pop(used, None)
 
     def _overwrite(self, node: Node, changed: Node) -> None:
         """After an operation in place the value that it changed is its result; what shares its memory is unknown."""
         storage = storage_of(changed)
         self._changes[storage] += 1
+        whole = self._parts.write(node, changed, self._made[node]) if is_empty(storage) else None
         for other, known in self._made.items():
             if known is not None and other is not node and storage_of(other) is storage:
                 self._made[other] = self._unknown(other, f"{other.name} is changed in place through a view")
         self._made[changed] = self._made[node]
+        if whole is not None:
+            self._made[storage] = anywhere_along(whole, self.varying(storage))
+
+    def is_whole(self, node: Node, axis: int) -> bool:
+        """Whether a part of a value has all of an axis at every size, or the axis has one size."""
+        source = node.all_input_nodes[0]
+        pair = None if self.sizes is None else self.sizes.pair(node)
+        if pair is None or not self.varies(source, axis):
+            return self.sizes is None or pair is not None
+        sides = (source, node), (pair.all_input_nodes[0], pair)
+        return all(shape_of(one) == shape_of(other) for one, other in sides)
 
     def stored(self, name: str) -> Tensor:
         """A parameter or buffer, as it was before the call."""
@@ -128,13 +158,16 @@ class Walk:
         return (node, self._changes[storage_of(node)]) if isinstance(node, Node) else object()
 
     def _known(self, node: Node) -> Known:
+        why = None if self.sizes is None else self.sizes.differs(node)
         if node.op == "placeholder":
-            return self._placeholder(node)
-        if node in self._norms:
+            return self._placeholder(node) if why is None else self._unknown(node, why)
+        if node in self._norms and self._is_over_channels(node, self._norms[node]):
             return self._norm_output(node, self._norms[node])
         if node.op != "call_function" or not is_plain(node.meta.get("val")):
             return None
         try:
+            if why is not None:
+                raise UnknownError(why)
             made = self._computed(node)
         except UnknownError as unknown:
             made = self._unknown(node, str(unknown))
@@ -152,7 +185,9 @@ class Walk:
             made = replace(made, depth=depth + (handed_on(node) is None))
         if isinstance(made, Value) and is_float(node) and tuple(made.unit.shape) != tuple(node.meta["val"].shape):
             return self._unknown(node, f"{kind_of(node)} gave another shape than expected")
-        return made
+        if isinstance(made, Complex):
+            return made.anywhere_along(self.varying(node))
+        return anywhere_along(made, self.varying(node)) if isinstance(made, Value) else made
 
     def _unknown(self, node: Node, what: str) -> Known:
         where = self.graph.module_of(node)
@@ -179,6 +214,13 @@ class Walk:
         if node.name in self._given:
             return within(value.shape, *self._given[node.name])
         return anything(value.shape, f"the range of the input {node.name} is not known")
+
+    def _is_over_channels(self, node: Node, call: NormCall) -> bool:
+        """Whether a norm has as many channels at every size of the inputs."""
+        if self.sizes is not None and self.sizes.second is not None and self.sizes.pair(node) is None:
+            # in code that runs otherwise at another size, a function without a gain may be over any number of entries
+            return kind_of(node) not in ("layer_norm", "rms_norm") or len(node.all_input_nodes) > 1
+        return not self.varies(node, call.axis)
 
     def _norm_output(self, node: Node, call: NormCall) -> Value:
         shape, norm = tuple(node.meta["val"].shape), call.norm
@@ -252,6 +294,8 @@ class Walk:
             return source[at] if isinstance(source, tuple) and isinstance(at, int) else None
         if node.meta.get("val") is None and kind:
             return None
+        if is_complex(node) or any(is_complex(each) for each in node.all_input_nodes):
+            return complex_operation(self, node)
         if str(node.target).startswith("transformers.grouped_mm"):
             return experts(self, node)
         special = SPECIAL.get(kind)
@@ -270,11 +314,36 @@ class Walk:
     def _is_move(self, node: Node) -> bool:
         return handed_on(node) is not None or kind_of(node) in MOVES
 
+    def varying(self, node: Any) -> tuple[int, ...]:
+        """The axes of a node that have another size for inputs of another size."""
+        return () if self.sizes is None else self.sizes.varying(node)
+
+    def varies(self, node: Any, axis: int) -> bool:
+        """Whether an axis of a node has another size for inputs of another size."""
+        axes = self.varying(node)
+        return bool(axes) and axis % node.meta["val"].ndim in axes
+
     @cached_property
-    def lengths(self) -> set[int]:
-        """The sizes of the inputs' axes; 1 is most often not that of a sequence."""
-        inputs = [node for node in self.graph.nodes if node.name in self.graph.program.graph_signature.user_inputs]
-        return {size for node in inputs if isinstance(node.meta.get("val"), Tensor) for size in shape_of(node)} - {1}
+    def second(self) -> "Walk | None":
+        """What the masks of the second trace are made of, to look at them there too."""
+        if self.sizes is None or self.sizes.second is None:
+            return None
+        walk = Walk(self.sizes.second, self._read, {})
+        walk.follow_masks()
+        return walk
+
+    def follow_masks(self) -> None:
+        """Follow only what the masks of attention are made of, unless that takes a product with weights."""
+        pending = [mask for node in self.graph.nodes if isinstance(mask := mask_of_attention(node), Node)]
+        needed: set[Node] = set()
+        while pending:
+            node = pending.pop()
+            if node not in needed and node not in self.graph.products:
+                needed.add(node)
+                pending += node.all_input_nodes
+        for node in self.graph.nodes:
+            if node in needed:
+                self._made[node] = self._known(node)
 
     def whole_numbers(self, node: Node) -> Known:
         """Whole numbers and truth values: computed where all arguments are known."""
@@ -302,6 +371,7 @@ class Walk:
         args = tuple(torch.device("cpu") if isinstance(each, torch.device) else each for each in args)
         made = node.target(*args, **kwargs)  # type: ignore[operator]
         cut = kind in CUTS and given[0].shape != tuple(made.shape)
+        cut = cut or (self.sizes is not None and self.sizes.picks_otherwise(node))
         varies = cut or not (kind in ENTRY_BY_ENTRY or self._is_move(node)) or any(each.varies for each in given)
         return Whole(tuple(made.shape), made, varies, orders.pop() if orders else None)
 
