@@ -33,11 +33,12 @@ from normscope.rules.prose import count
 
 SCRIPTS = ("marks.js", "pictures.js", "page.js")
 MOST_PAINTED = 1 / 3  # of the norms, by one finding
-LANES = {
+LANES = {  # findings with a small drawing, by name
     "massive-activation": "largest",
     "outlier-channel": "axes",
+    "sharp-turns": "steps",
     "narrow-norm": "lengths",
-    "closed-channels": "lengths",
+    "uneven-axes": "lengths",
 }
 SECTIONS: dict[str, tuple[str, str, str]] = {  # label in the bar, heading, introduction
     "map": ("Map", "The model, from left to right", ""),

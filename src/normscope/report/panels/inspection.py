@@ -15,7 +15,7 @@ BRIEF = ("norm", "kind", "longest axis", "shortest axis", "axes used", "largest 
 def panels(result: Inspection) -> Iterator[Panel]:
     """Lanes, then the panels of each norm in the order of the model, then the table."""
     names = tuple(norm.name for norm in result.norms)
-    for lane, panel in ((_largest, "largest"), (_axes_used, "axes"), (_semi_axes, "lengths")):
+    for lane, panel in ((_largest, "largest"), (_axes_used, "axes"), (_semi_axes, "lengths"), (_steps, "steps")):
         drawn = lane(result, names)
         if drawn is not None:
             yield Panel(panel, "map", drawn.title, marks=(drawn,))
@@ -59,6 +59,13 @@ def _semi_axes(result: Inspection, names: tuple[str, ...]) -> Lane | None:
         return None
     title = "Semi-axes of the outputs: shortest, median, longest"
     return Lane(title, (Series("semi-axes", "limit", bars, "bars"),), names)
+
+
+def _steps(result: Inspection, names: tuple[str, ...]) -> Lane | None:
+    values = tuple(_of(norm, "step") for norm in result.norms)
+    if not any(values):
+        return None
+    return Lane("Step at the input that turns the output by 10°", (Series("step", "seen", values),), names)
 
 
 def _of(norm: NormGeometry, figure: str) -> float | None:

@@ -6,7 +6,7 @@ from typing import Any
 from normscope.report.marks import DotsAndRange, Lane, Line, Panel, Row, Series
 from normscope.report.places import short_place
 from normscope.results.layer_ranges import LayerRanges, TensorRange
-from normscope.rules.prose import count, name, number, percent
+from normscope.rules.prose import count, listed, name, number, percent
 
 INSIDE = ("queries", "keys", "values", "scores", "heads", "hidden", "branch")
 TIGHT = ("exact", "heads", "tight")
@@ -72,10 +72,15 @@ def _others(result: LayerRanges, rows: list[TensorRange]) -> Panel:
     rows = sorted(rows, key=lambda row: -abs(row.bound or 0.0))
     kinds = list(dict.fromkeys(row.what for row in rows))
     worst = {kind: max(abs(row.bound or 0.0) for row in rows if row.what == kind) for kind in kinds}
-    title = f"Inside attention and MLPs nothing goes beyond ±{number(max(worst.values()))}, whatever the input"
+    stay = f"{listed(kinds)} stay within ±{number(max(worst.values()))}, whatever the input"
+    title = f"{stay[0].upper()}{stay[1:]}"
+    missing = sum(row.what in INSIDE and row.bound is None for row in result.tensors)
+    notes = (
+        (f"{count(missing, 'tensor')} of these kinds {'has' if missing == 1 else 'have'} no bound.",) if missing else ()
+    )
     limits = ", ".join(f"{kind} ±{number(worst[kind])}" for kind in kinds)
     see = f"The same for what is not the output of a linear layer. The largest limits: {limits}."
-    return Panel("tensors", "ranges", title, see, (_by_limit(result, rows),), paper="riechers", formula=FORMULA)
+    return Panel("tensors", "ranges", title, see, (_by_limit(result, rows),), notes, paper="riechers", formula=FORMULA)
 
 
 def _by_limit(result: LayerRanges, rows: list[TensorRange]) -> DotsAndRange:
