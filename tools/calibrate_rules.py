@@ -4,7 +4,8 @@
     python tools/calibrate_rules.py --page       # only the page, from docs/results/rules.json
 
 Real models run on the built-in text. Fresh ones are those of tests/architectures.py as transformers initialises them,
-on generated inputs, and a few that are wider, on random tokens. Finished models are kept in build/rules.
+on generated inputs, and a few that are wider, on random tokens. Finished parts are kept in build/rules; after a change
+of a rule, remove those of the study that it reads.
 """
 
 import importlib.util
@@ -29,7 +30,7 @@ WIDER = {
              "vocab_size": 1000},
 }  # fmt: skip
 TOKENS = (2, 128)
-PARTS = ("inspection", "layer_ranges", "spike_list", "key_selection")
+PARTS = (("inspection",), ("layer_ranges", "spike_list"), ("key_selection",))  # studies that are measured together
 HEAD = """# The rules of `normscope check`
 
     normscope check MODEL --text FILE        # all rules; --select, --ignore and --severity choose
@@ -65,7 +66,7 @@ measure. All values are in [results/rules.json](results/rules.json).
 def main(arguments: list[str]) -> int:
     if arguments != ["--page"]:
         DONE.mkdir(parents=True, exist_ok=True)
-        rows = [_kept(name, work) for name, work in _models()]
+        rows = [_joined(name, [_kept(name, parts, work) for parts in PARTS]) for name, work in _models()]
         RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
     return 0
@@ -75,38 +76,46 @@ def _models():
     from architectures import ARCHITECTURES
 
     for name, place in REAL.items():
-        yield name, lambda place=place: _real(place)
+        yield name, lambda parts, place=place: _real(place, parts)
     for name, settings in WIDER.items():
-        yield f"fresh {name}, wider", lambda name=name, settings=settings: fresh(name, settings)
+        yield f"fresh {name}, wider", lambda parts, name=name, settings=settings: fresh(name, parts, settings)
     for name in ARCHITECTURES:
-        yield f"fresh {name}", lambda name=name: fresh(name)
+        yield f"fresh {name}", lambda parts, name=name: fresh(name, parts)
 
 
-def _kept(name, work):
-    """The row of a model, from an earlier run if there is one."""
-    file = DONE / f"{name}.json"
+def _joined(name, rows):
+    """The row of a model, from those of its parts."""
+    return {
+        "model": name,
+        "values": {number: value for row in rows for number, value in row["values"].items()},
+        "above_note": sorted(number for row in rows for number in row["above_note"]),
+        "missing": {kind: reason for row in rows for kind, reason in row["missing"].items()},
+    }
+
+
+def _kept(name, parts, work):
+    """What some studies of a model gave, from an earlier run if there is one."""
+    file = DONE / f"{name}, {parts[0]}.json"
     if not file.exists():
         begun = time.monotonic()
-        row = {"model": name, **work()}
+        row = work(parts)
         file.write_text(json.dumps(row), encoding="utf-8")
-        print(
-            f"{name}: {time.monotonic() - begun:.0f} s, above a note: {', '.join(row['above_note']) or 'nothing'}",
-            flush=True,
-        )
+        above = ", ".join(row["above_note"]) or "nothing"
+        print(f"{name}, {parts[0]}: {time.monotonic() - begun:.0f} s, above a note: {above}", flush=True)
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def _real(place):
+def _real(place, parts):
     from normscope.data import demo_model, sample_text
 
     path = demo_model()
     if place is not None:
         spec = importlib.util.find_spec(place[0])
         path = Path(next(iter(spec.submodule_search_locations))) / place[1]
-    return measured(path, text=sample_text())
+    return measured(path, parts, text=sample_text())
 
 
-def fresh(architecture, settings=None):
+def fresh(architecture, parts, settings=None):
     """A model as transformers initialises it, on generated inputs, or on random tokens where it has other settings."""
     import torch
 
@@ -116,17 +125,17 @@ def fresh(architecture, settings=None):
     torch.manual_seed(0)
     model = made(architecture, settings).eval()
     inputs = example_inputs(model) if settings is None else {"input_ids": torch.randint(3, 1000, TOKENS)}
-    return measured(model, inputs=inputs)
+    return measured(model, parts, inputs=inputs)
 
 
-def measured(model, **given):
+def measured(model, parts, **given):
     """What every threshold is compared with, and the rules with a finding above a note."""
     from normscope.check_model import findings_of
     from normscope.rules.rule import all_rules
     from normscope.studies.survey import survey
 
-    found = survey(model, parts=PARTS, **given)
-    rules = {number: rule for number, rule in all_rules().items() if rule.reads in PARTS}
+    found = survey(model, parts=parts, **given)
+    rules = {number: rule for number, rule in all_rules().items() if rule.reads in parts}
     loud = findings_of(found, rules, severity="warning").findings
     values = {
         number: rule.threshold.measure(found.results[rule.reads])

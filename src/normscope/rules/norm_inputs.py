@@ -12,7 +12,7 @@ from normscope.rules.norm_gains import FLOAT16_MAX, known, names, second
 from normscope.rules.prose import listed, name, number, part, percent, quoted_token, verb
 from normscope.rules.rule import NEEDS_TEXT, Outcome, Threshold, found, rule
 
-MASSIVE = 1000.0  # largest entry over the median entry, above
+MASSIVE, LARGE = 1000.0, 100.0  # largest entry over the median entry, and its size, above
 RISKY_MEAN = 30.0  # |mean|/σ, above: half precision loses about five of its eleven bits to the mean
 MUCH_ALONG_ONES = 0.1  # median share of |x|², above
 FAR_FROM_SURFACE = 0.95  # median closeness, below
@@ -20,7 +20,7 @@ OUTLIERS, OUTLYING = 3, 0.3  # channels that are added up; their share of a medi
 FEWEST_CHANNELS = 64  # of norms where channels can be outliers
 SHARP = 5.0  # median step over the least, above
 NOT_AFFINE = 0.1  # share of the output's variance that an affine map leaves, above
-INT8 = 127.0
+INT8, LARGEST = 127.0, float(np.finfo(float).max)  # the largest float stands for infinity
 
 
 def _landed(result: Inspection, figure: Callable[[Landing], float | None]) -> list[tuple[NormGeometry, float]]:
@@ -32,24 +32,34 @@ def _median(spread: Spread | None) -> float | None:
 
 
 def _peak(landing: Landing) -> float | None:
-    if landing.largest is None or not landing.typical:
+    if landing.largest is None or landing.typical is None:
         return None
-    return abs(landing.largest.value) / landing.typical
+    size = abs(landing.largest.value)
+    return size / landing.typical if landing.typical else LARGEST if size else 0.0
 
 
-def _largest_peak(result: Inspection) -> float | None:
-    return max((value for _, value in _landed(result, _peak)), default=None)
+def _massive(landing: Landing) -> float | None:
+    """The same, of inputs with a large entry: beside a median of nearly zero, any entry would stand out."""
+    return _peak(landing) if landing.largest is not None and abs(landing.largest.value) > LARGE else None
 
 
 @rule(
-    "NS102", "massive-activation", Threshold(MASSIVE, _largest_peak, "largest entry of a norm's input over the median")
+    "NS102",
+    "massive-activation",
+    Threshold(
+        MASSIVE,
+        lambda result: max(_landed_values(result, _massive), default=None),
+        "largest entry of a norm's input over the median, where it is above 100",
+    ),
 )
 def massive_activation(result: Inspection) -> Outcome:
     """One channel of the stream is thousands of times larger than the others, at some tokens.
 
-    Large models write huge values to one or two channels of a few tokens, mostly the first of a sequence, and use
-    them as a constant that attention can rest on. They are a matter of the weights: `normscope spikes` bounds them
-    for all inputs.
+    An entry counts as massive if it is above 100 and above 1,000 times the median entry, as Sun et al. define it
+    (Massive Activations in Large Language Models, 2024). The ratio alone is not enough: beside a median of nearly
+    zero, as in a fresh V-JEPA 2, any entry stands out. Large models write huge values to one or two channels of a
+    few tokens, mostly the first of a sequence, and use them as a constant that attention can rest on. They are a
+    matter of the weights: `normscope spikes` bounds them for all inputs.
 
     Why it matters: they take up the range of half precision, and one scale for a whole tensor rounds everything else
     away. What to do: keep norms and the stream in float32 or bfloat16, and quantise channel by channel.
@@ -57,18 +67,19 @@ def massive_activation(result: Inspection) -> Outcome:
     peaks = _landed(result, _peak)
     if not peaks:
         return NEEDS_TEXT
-    worst, ratio = max(peaks, key=second)
+    beyond = [pair for pair in _landed(result, _massive) if pair[1] > MASSIVE]
+    worst, ratio = max(beyond or peaks, key=second)
     assert worst.landing is not None
     assert worst.landing.largest is not None
     assert worst.landing.typical is not None
     largest = worst.landing.largest
-    if ratio <= MASSIVE:
+    if not beyond:
         return (
             f"No entry of a norm's input is more than {number(ratio)} times the median entry: "
             f"{number(largest.value)} in channel {largest.channel} before {name(worst.name)}."
         )
-    massive = [norm for norm, value in peaks if value > MASSIVE and _channel(norm) == largest.channel]
-    others = sorted({_channel(norm) for norm, value in peaks if value > MASSIVE} - {largest.channel, None}, key=str)
+    massive = [norm for norm, _ in beyond if _channel(norm) == largest.channel]
+    others = sorted({_channel(norm) for norm, _ in beyond} - {largest.channel, None}, key=str)
     size = abs(largest.value)
     squared = " and its square overflows" if size**2 > FLOAT16_MAX else ""
     return [
@@ -77,7 +88,8 @@ def massive_activation(result: Inspection) -> Outcome:
             "seen on the text",
             "stream",
             title=f"Channel {largest.channel} of the stream reaches {number(largest.value)} at {_place(worst)}.",
-            evidence=f"The median entry there is {number(worst.landing.typical)}: {number(ratio)} times less. "
+            evidence=f"The median entry there is {number(worst.landing.typical)}"
+            f"{f': {number(ratio)} times less' if worst.landing.typical else ''}. "
             f"{_story(result, massive)}" + (f" Channel {listed(others)} is massive elsewhere." if others else ""),
             why=f"It uses up {percent(min(1.0, size / FLOAT16_MAX))} of float16{squared}; with one scale per tensor, "
             f"8-bit steps would be {number(size / INT8)}.",
