@@ -245,5 +245,5 @@ def test_showing_an_inspection_loads_no_other_description_and_nothing_of_the_lab
     assert not {"torch", "plotly", "matplotlib"} & set(loaded)
     assert not [name for name in loaded if "lab" in name or "tables" in name or "studies" in name or "models" in name]
     described = [name for name in loaded if name.startswith("normscope.results.")]
-    machinery = ("describe", "result", "rows", "inventory")
+    machinery = ("describe", "result", "rows", "inventory", "finding_list")  # its remarks are findings
     assert [name for name in described if name.rpartition(".")[2] not in machinery] == ["normscope.results.inspection"]
