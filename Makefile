@@ -49,9 +49,9 @@ bench: $(VENV)/.installed
 	$(BIN)/normscope bench inspect
 	$(BIN)/normscope bench axes --picture build/axes-growth.png --force
 
-# The documentation as a site that opens from the disk: build/site/index.html. A warning is an error.
+# The documentation as a site that opens from the disk: build/site/index.html. A warning is an error (not with --quiet).
 docs: $(VENV)/.installed-docs
-	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build --strict
 	@echo "build/site/index.html"
 
 # Reports of all models that PyPI has, into build/gallery: 310 MB are downloaded, and it takes some minutes.

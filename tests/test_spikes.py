@@ -76,3 +76,16 @@ def test_a_module_that_returns_its_channels_at_another_axis_is_not_compared_with
     found = ns.spikes(model, inputs=example_inputs(model))
     assert found.spikes
     assert all(spike.observed is None or abs(spike.observed) <= abs(spike.bound) * (1 + 1e-5) for spike in found.spikes)
+
+
+def test_a_channel_that_nothing_can_write_is_no_spike():
+    torch.manual_seed(0)
+    model = made("gpt2").eval()
+    with torch.no_grad():
+        for parameter in model.transformer.h[0].mlp.c_proj.parameters():
+            parameter.zero_()
+        model.transformer.h[1].mlp.c_proj.weight[:, 1:], model.transformer.h[1].mlp.c_proj.bias[1:] = 0.0, 0.0
+    found = ns.spikes(model, inputs={"input_ids": torch.arange(8)[None]})
+    assert (found.spikes[0].module, found.spikes[0].channel) == ("transformer.h.1.mlp.c_proj", 0)
+    assert "transformer.h.0.mlp.c_proj" not in {spike.module for spike in found.spikes}
+    json.dumps(found.to_dict(), allow_nan=False)

@@ -8,7 +8,13 @@ from normscope.results.result import Result
 from normscope.results.rows import several
 
 Severity = Literal["error", "warning", "note"]
-Sure = Literal["proved for all inputs", "proved, for this text", "seen on the text", "heuristic"]
+Sure = Literal[
+    "proved for all inputs",
+    "proved for an input of a norm",
+    "proved, for this text",
+    "seen on the text",
+    "heuristic",
+]
 PanelId = Literal["norm", "ranges", "stream", "heads", "equal", "vocabulary", "folding", "norms"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")  # the most important first
 MARKS: dict[Severity, str] = {"error": "■", "warning": "▲", "note": "●"}

@@ -47,7 +47,7 @@ def float16_overflow(result: LayerRanges) -> Outcome:
         findings.append(
             found(
                 "error",
-                "proved for all inputs",
+                "proved for an input of a norm",
                 "ranges",
                 title=f"{_where(most)} passes {number(limit)}, the end of {kind}, for an input of "
                 f"{name(most.norm or '')}: {number(most.reached or 0.0)}.",

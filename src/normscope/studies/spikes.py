@@ -24,6 +24,7 @@ from normscope.studies.observed import Seen
 from normscope.studies.ranges import RangeSearch
 from normscope.tensors.roles import before_moves, writers_of
 
+LARGEST = float(np.finfo(float).max)
 KEPT = 32  # spikes in the result
 EACH = 4  # channels of every layer that are looked at
 MOST_READ = 2_000_000_000  # parameters up to which later layers are searched for readers
@@ -77,7 +78,7 @@ def spikes_among(search: RangeSearch, found: Mapping[Node, TensorRange], seen: M
         peaks = np.maximum(np.abs(row.lows), np.abs(row.highs))
         median = float(np.median(peaks))
         top = np.argsort(-peaks, kind="stable")[:EACH]
-        ranked += [(float(peaks[at] / median) if median else math.inf, node, int(at)) for at in top]
+        ranked += [(_times(float(peaks[at]), median), node, int(at)) for at in top if peaks[at]]
     ranked.sort(key=lambda each: -each[0])
     rows = []
     for times, node, channel in ranked[:KEPT]:
@@ -96,6 +97,11 @@ def spikes_among(search: RangeSearch, found: Mapping[Node, TensorRange], seen: M
         _stacked([(row.lows, row.highs) for row in writers.values()]),
         _stacked([(seen[node].low, seen[node].high) for node in writers if node in seen]),
     )
+
+
+def _times(peak: float, median: float) -> float:
+    """How many times the median; the largest float stands for infinity, which JSON lacks."""
+    return min(peak / median, LARGEST) if median else LARGEST
 
 
 def _stacked(bounds: list[tuple[Floats | None, Floats | None]]) -> Floats | None:
