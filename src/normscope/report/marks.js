@@ -129,7 +129,7 @@ function lane(mark, host, width, { xOf = null, left = null, small = false, sites
   if (mark.log) { low /= 1.3; high *= 1.3; }
   else { const room = (high - low || 1) * 0.08; low = low >= 0 && low < room ? 0 : low - room; high += room; }
   const top = mark.lines.length ? 16 : 8, height = small ? 110 : xOf ? 96 : 190, foot = xOf ? 6 : 22;
-  const marks = ticksOf(low, high, mark.log, small ? 0 : xOf ? 5 : 7);
+  const marks = small ? [] : ticksOf(low, high, mark.log, xOf ? 5 : 7);
   const gutter = left !== null ? left : small ? 4 : Math.max(...marks.map((each) => widthOf(digits(each) + mark.unit))) + 12;
   const y = mark.upside_down ? scale(low, high, top, height - foot, mark.log) : scale(low, high, height - foot, top, mark.log);
   const inner = width - gutter - (xOf ? 0 : 10), place = new Map(inView.map((each, at) => [each, at]));
@@ -186,7 +186,14 @@ function lane(mark, host, width, { xOf = null, left = null, small = false, sites
     const free = spot(at, down, widthOf(label), end);
     if (free !== null) svg(drawing, "text", { class: `halo ${look}`, x: at, y: free, "text-anchor": end ? "end" : "start" }, label);
   }
-  if (small) {
+  if (small) { // in place of a scale: the lowest and the highest value
+    for (const wanted of [Math.min(...known), peak]) {
+      const at = inView.find((each) => series.some((one) => one.role !== "soft" && several(one.values[each]).includes(wanted)));
+      if (at === undefined) continue;
+      const end = x(at) > width / 2, words = digits(wanted) + mark.unit, from = x(at) + (end ? -6 : 6);
+      const free = spot(from, Math.max(12, y(wanted) + (wanted === peak && mark.lines.length ? 15 : wanted === peak ? -6 : 14)), widthOf(words), end);
+      if (free !== null) svg(drawing, "text", { class: "halo ink", x: from, y: free, "text-anchor": end ? "end" : "start" }, words);
+    }
     svg(drawing, "text", { x: 4, y: height - 4 }, "first norm");
     svg(drawing, "text", { x: width - 2, y: height - 4, "text-anchor": "end" }, "last");
   } else if (!xOf) {
