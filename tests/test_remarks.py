@@ -104,10 +104,13 @@ def test_says_so_when_there_are_no_norms():
             r"Channels 127, 223 and 319 of odd\.one are dead \(gain zero within rounding\): 381 live dimensions\.",
         ),
         ({"gains": {"dead": tuple(range(9))}}, r"Channels 0, 1, 2, 3, 4 and 4 more of odd\.one are dead"),
-        ({"gain": [1e-5] + [1.0] * 63}, r"1 of 5 norms nearly closes a channel: 0 \(1 norm\)\."),
-        ({"gains": {"negative": 2}}, r"2 gains are negative \(2 of 64 in odd\.one\)"),
+        (
+            {"gain": [1e-5] + [1.0] * 63},
+            r"1 of 5 norms almost mutes a channel \(a gain below 1% of the median gain\): 0 \(1 norm\)\.",
+        ),
+        ({"gains": {"negative": 2}}, r"odd\.one flips the sign of 2 of 64 channels"),
         ({"axes": {"low": -70_000.0}}, r"Channel 0 of odd\.one can reach 70,000, .* \(65,504\)"),
-        ({"axes": {"effective": 3.0}}, r"odd\.one passes on about 3 of its 63 directions"),
+        ({"axes": {"effective": 3.0}}, r"The ellipsoid of odd\.one is as narrow as 3 equal axes, of 63"),
         ({"found": {"kind": "projection"}, "axes": "none"}, r"1 of 5 norms \(odd\.one\) does not scale"),
         (
             {"landing": replace(CALM_LANDING, mean_over_sigma_max=45.0)},
@@ -133,15 +136,15 @@ def test_what_is_odd_is_named_with_its_number(changes, said):
     [
         (
             (("full", 0.4), ("full", 0.0007)),
-            "On held-out inputs, the best affine map misses 0.07% (last) to 40% (first) of the output's variance",
+            "1 of 2 norms can't be replaced by an affine map: that loses over 10% of the output's variance (most at first: 40%)",
         ),
         (
             (("frozen scale", 0.5), ("frozen scale", 0.25)),
-            "On held-out inputs, the norm with one fixed number in place of its divisor misses 25% (last) to 50%",
+            "2 of 2 norms can't be replaced by a fixed scale (one number in place of the divisor)",
         ),
         (
             (("frozen scale", 0.5), ("full", 0.2)),
-            "On held-out inputs, the best affine map misses 20% of the output's variance at last.",
+            "1 of 2 norms can't be replaced by an affine map: that loses over 10% of the output's variance (most at last: 20%)",
         ),
     ],
 )

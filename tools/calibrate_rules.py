@@ -64,7 +64,10 @@ measure. All values are in [results/rules.json](results/rules.json).
 
 
 def main(arguments: list[str]) -> int:
-    if arguments != ["--page"]:
+    if arguments not in ([], ["--page"]):
+        print("usage: python tools/calibrate_rules.py [--page]    (--page: only the page, from what was measured)")
+        return 2
+    if not arguments:
         DONE.mkdir(parents=True, exist_ok=True)
         rows = [_joined(name, [_kept(name, parts, work) for parts in PARTS]) for name, work in _models()]
         RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -13,6 +13,7 @@ Sure = Literal[
     "proved for an input of a norm",
     "proved, for this text",
     "seen on the text",
+    "planned from the graph",
     "heuristic",
 ]
 PanelId = Literal["norm", "ranges", "stream", "heads", "equal", "vocabulary", "folding", "norms"]

@@ -40,7 +40,7 @@ def foldable(result: Folding) -> Outcome:
     return [
         found(
             "note",
-            "proved for all inputs" if result.certificate is not None else "heuristic",
+            "proved for all inputs" if result.certificate is not None else "planned from the graph",
             "folding",
             title=f"{' and '.join(parts).capitalize()} can be folded into the layers around them.",
             evidence=evidence + (f" Kept: {reasons}." if reasons else ""),

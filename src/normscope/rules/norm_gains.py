@@ -1,4 +1,4 @@
-"""Rules on the gains of norms, which need no text: channels that they close, directions that they pass on."""
+"""Rules on the gains of norms, which need no text: channels that they mute, directions that they pass on."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -91,11 +91,11 @@ def _least_gain_of_all(result: Inspection) -> float | None:
     Threshold(CLOSED, _least_gain_of_all, "least |gain| over the median |gain| of its norm", below=True),
 )
 def dead_channels(result: Inspection) -> Outcome:
-    """A norm closes channels: their gains are zero, or nearly zero.
+    """A norm mutes channels: their gains are zero, or nearly zero.
 
     Whatever the input, the layers behind the norm get (nearly) nothing of such a channel but its bias. A gain is
-    dead if it is zero within float32 rounding of the norm's largest gain; it is closed below one hundredth of the
-    median gain. A trained norm often closes a channel that carries a massive activation (NS102), which protects the
+    dead if it is zero within float32 rounding of the norm's largest gain; it is almost mute below one hundredth of the
+    median gain. A trained norm often mutes a channel that carries a massive activation (NS102), which protects the
     layer behind it.
 
     What to do: usually nothing. A dead channel can be pruned from the layers that read this norm.
@@ -143,7 +143,7 @@ def closed_channels(norm: NormGeometry) -> dict[int, float]:
 
 
 def _closing(result: Inspection, closing: dict[str, dict[int, float]]) -> Finding:
-    """The finding on nearly closed channels, those that most norms close first."""
+    """The finding on channels that are almost mute, those that most norms mute first."""
     counts = Counter(channel for channels in closing.values() for channel in channels)
     order = sorted(counts, key=lambda channel: (-counts[channel], channel))
     where = {channel: [norm for norm, channels in closing.items() if channel in channels] for channel in order}
@@ -158,8 +158,8 @@ def _closing(result: Inspection, closing: dict[str, dict[int, float]]) -> Findin
         "note",
         "proved for all inputs",
         "norm",
-        title=f"{part(list(closing), result.norms)} nearly {verb(list(closing), 'closes', 'close')} a channel"
-        f"{', mostly' if len(order) > 2 else ':'} {mostly}.",
+        title=f"{part(list(closing), result.norms)} almost {verb(list(closing), 'mutes', 'mute')} a channel (a gain "
+        f"below {percent(CLOSED)} of the median gain){', mostly' if len(order) > 2 else ':'} {mostly}.",
         evidence=f"Channel {'; channel '.join(spans)}{more}. In {name(deepest)} the gain of channel {least} is "
         f"{number(closing[deepest][least])} of the median gain."
         + (f" On the text, the largest values of the stream are in channel {listed(loud)}." if loud else ""),
@@ -191,16 +191,16 @@ def negative_gains(result: Inspection) -> Outcome:
     if not having:
         return "No gain is negative."
     most, worst = max(having, key=lambda pair: pair[1])
-    total = sum(many for _, many in having)
-    of = f"{worst:,} of {most.found.size} in {name(most.name)}"
+    total, rest = sum(many for _, many in having), len(having) - 1
+    others = f"{count(rest, 'other norm')} {'flips' if rest == 1 else 'flip'} {total - worst:,}."
+    others = others if rest else "No other norm has a negative gain."
     return [
         found(
             "note",
             "proved for all inputs",
             "norm",
-            title=f"{count(total, 'gain')} {'is' if total == 1 else 'are'} negative "
-            f"({of if len(having) == 1 else f'in {len(having)} norms, up to {of}'}).",
-            evidence=f"{part(having, result.norms)} {verb(having, 'has', 'have')} negative gains.",
+            title=f"{name(most.name)} flips the sign of {worst:,} of {count(most.found.size, 'channel')}.",
+            evidence=f"Their gains are negative. {others}",
             why="Such channels change their sign; the layers behind can undo that.",
             do="Nothing, unless code of yours takes gains to be positive.",
             sites=tuple(norm.name for norm, _ in having),
@@ -222,7 +222,7 @@ def _least_effective(result: Inspection) -> float | None:
     "NS305", "narrow-norm", Threshold(FEW_AXES, _least_effective, "effective axes of a norm, of its dimensions", True)
 )
 def narrow_norm(result: Inspection) -> Outcome:
-    """A norm passes on few of its directions: most of its axes are short beside the longest.
+    """The ellipsoid of a norm is narrow: most of its axes are short beside the longest.
 
     The number of effective axes is the participation ratio (Σℓ²)²/Σℓ⁴ of the semi-axes ℓ: 576 equal axes count as 576,
     and one long axis beside 575 short ones as 1. This is a property of the gains; which axes a text uses is another
@@ -236,20 +236,20 @@ def narrow_norm(result: Inspection) -> Outcome:
     worst, share = min(shares, key=second)
     few = [norm for norm, value in shares if value < FEW_AXES]
     if not few:
-        return f"Every norm passes on {percent(share)} of its directions or more ({name(worst.name)})."
+        return f"The ellipsoid of every norm is as wide as {percent(share)} of its axes or more ({name(worst.name)})."
     assert worst.axes is not None
     others = [value * (norm.dimension or 0) for norm, value in shares if norm not in few]
-    beside = f" The other norms have {number(min(others))} to {number(max(others))}." if others else ""
+    beside = f" Those of the other norms count as {number(min(others))} to {number(max(others))}." if others else ""
     return [
         found(
             "note",
             "heuristic",
             "norm",
-            title=f"{name(worst.name)} passes on about {number(share * (worst.dimension or 0))} of its "
-            f"{worst.dimension} directions.",
+            title=f"The ellipsoid of {name(worst.name)} is as narrow as {number(worst.axes.effective)} equal axes, of "
+            f"{worst.dimension}.",
             evidence=f"Its semi-axes go from {number(worst.axes.longest)} to {number(worst.axes.shortest)}, half of "
-            f"them are below {number(worst.axes.median)}; as if {number(worst.axes.effective)} were equally long."
-            + (f" {part(few, result.norms)} use less than {percent(FEW_AXES)} of theirs." if len(few) > 1 else beside),
+            f"them are below {number(worst.axes.median)}."
+            + (f" {part(few, result.norms)} are below {percent(FEW_AXES)} of theirs." if len(few) > 1 else beside),
             why="What the layers behind it can tell apart lies in these few directions.",
             do="Look at its longest axes first; a low rank may be enough for the layers that read it.",
             sites=names(few),

@@ -269,7 +269,10 @@ def eps_dominates(result: Inspection) -> Outcome:
     worst, value = min(near, key=second)
     far = [norm for norm, each in near if each < FAR_FROM_SURFACE]
     if not far:
-        return f"Half of the inputs of every norm land at {value:.4f} or more of the way to the surface."
+        return (
+            f"eps is small beside the inputs: half of the outputs of every norm have {percent(value)} of the size that "
+            "they would have with eps = 0, or more."
+        )
     return [
         found(
             "note",
@@ -309,7 +312,7 @@ def _most_outlying(result: Inspection) -> float | None:
     Threshold(OUTLYING, _most_outlying, "share of the three largest channels in the squared length of a median input"),
 )
 def outlier_channel(result: Inspection) -> Outcome:
-    """A few channels of the stream hold much of every token.
+    """A few channels of the stream hold much of a typical token.
 
     A norm divides by the length of its input. Where three of hundreds of channels hold half of it, a change in these
     three rescales all the others.
@@ -342,8 +345,9 @@ def outlier_channel(result: Inspection) -> Outcome:
             "warning",
             "seen on the text",
             "stream",
-            title=f"Channels {listed(channels)} hold about {100 * median(held.values()):.0f}% of every token.",
-            evidence=f"Of the squared length of a median token they hold {shares_held} before {before}; an even share "
+            title=f"Channels {listed(channels)} hold about {100 * median(held.values()):.0f}% of a typical token's "
+            "squared length.",
+            evidence=f"Of a median token they hold {shares_held} before {before}; an even share "
             f"of {len(channels)} channels is {percent(len(channels) / size)}.",
             why=f"A change in them rescales the other {size - len(channels)} channels.",
             do="Look at them first when you patch, steer or quantise.",
@@ -385,18 +389,19 @@ def sharp_turns(result: Inspection) -> Outcome:
     sharp = [norm for norm, each in steps if middle > SHARP * each]
     if not sharp:
         return (
-            f"A step of {number(step)} turns the output of {name(least.name)} by 10°; the median is {number(middle)}."
+            f"An input change of length {number(step)} rotates the output of {name(least.name)} by 10°; at the median "
+            f"norm it takes {number(middle)}."
         )
     rest = [norm for norm in sharp if norm is not least]
-    many = "1 norm turns" if len(sharp) == 1 else f"{len(sharp)} norms turn"
+    many = "1 norm is" if len(sharp) == 1 else f"{len(sharp)} norms are up to"
     return [
         found(
             "note",
             "seen on the text",
             "norm",
-            title=f"{many} far more easily than the others: a step of {number(step)} turns the output of "
-            f"{name(least.name)} by 10°.",
-            evidence=f"At the median norm it takes {number(middle)}, {number(middle / step)} times as much."
+            title=f"{many} about {number(_two_digits(middle / step))} times as sensitive as the median norm: an input change of length "
+            f"{number(step)} rotates the output of {name(least.name)} by 10°.",
+            evidence=f"At the median norm it takes a change of {number(middle)}."
             + (f" The same holds at {listed(map(name, names(rest)), 3)}." if rest else ""),
             why="An error of the same size at its input changes what it passes on that much more.",
             do="Keep what writes its input, such as embeddings, in full precision.",
@@ -405,6 +410,10 @@ def sharp_turns(result: Inspection) -> Outcome:
             figure=(middle / step, SHARP),
         )
     ]
+
+
+def _two_digits(value: float) -> float:
+    return float(f"{value:.2g}")
 
 
 def _fits(result: Inspection) -> tuple[str, list[tuple[NormGeometry, float]]]:
@@ -437,22 +446,22 @@ def not_affine(result: Inspection) -> Outcome:
     if not shares:
         return "No norm was fitted: none scales, or its outputs do not differ."
     (most, high), (least, low) = max(shares, key=second), min(shares, key=second)
-    by = "the best affine map" if kind == "full" else "the norm with one fixed number in place of its divisor"
+    by = "an affine map" if kind == "full" else "a fixed scale (one number in place of the divisor)"
     bent = [norm for norm, share in shares if share > NOT_AFFINE]
     if not bent:
-        return f"On held-out inputs, {by} misses at most {percent(high)} of the output's variance ({name(most.name)})."
-    span = (
-        f"{percent(high)} of the output's variance at {name(most.name)}"
-        if least is most
-        else f"{percent(low)} ({name(least.name)}) to {percent(high)} ({name(most.name)}) of the output's variance"
-    )
+        return (
+            f"In place of a norm, {by} loses at most {percent(high)} of the output's variance on inputs that were held "
+            f"out ({name(most.name)})."
+        )
     return [
         found(
             "note",
             "seen on the text",
             "norm",
-            title=f"On held-out inputs, {by} misses {span}.",
-            evidence=f"More than {percent(NOT_AFFINE)} in {part(bent, result.norms)}.",
+            title=f"{part(bent, result.norms)} can't be replaced by {by}: that loses over {percent(NOT_AFFINE)} of the "
+            f"output's variance (most at {name(most.name)}: {percent(high)}).",
+            evidence=f"Fitted to half of the inputs and measured on the others; the least loss is {percent(low)}, at "
+            f"{name(least.name)}.",
             why="A method that takes these norms to be linear is wrong by that much.",
             do="Nothing; do not freeze them when you attribute outputs.",
             sites=names(bent),

@@ -21,7 +21,11 @@ def unknown_norm(result: Inspection) -> Outcome:
     """
     unknown = [norm for norm in result.norms if norm.kind == "unknown"]
     if not unknown:
-        return f"All {count(len(result.norms), 'norm')} are members of the family." if result.norms else "No norms."
+        return (
+            f"All {count(len(result.norms), 'norm')} are of a known kind (LayerNorm, RMSNorm, LN-G or a part of these)."
+            if result.norms
+            else "No norms."
+        )
     named = "; ".join(f"{name(norm.name)} ({norm.found.problem or 'no reason given'})" for norm in unknown[:2])
     rest = f"; and {len(unknown) - 2} more" if len(unknown) > 2 else ""
     return [
@@ -86,7 +90,10 @@ def unchecked_norm(result: Inspection) -> Outcome:
     """
     unchecked = [norm for norm in result.norms if norm.found.unchecked and not norm.found.assumed]
     if not unchecked:
-        return f"All {count(len(result.norms), 'norm')} were checked where the model calls them, or are assumed."
+        assumed = sum(norm.found.unchecked is not None for norm in result.norms)
+        checked = count(len(result.norms) - assumed, "norm")
+        rest = f"; what {assumed:,} compute is assumed (NS404)" if assumed else ""
+        return f"{checked} {'was' if checked.startswith('1 ') else 'were'} checked where the model calls them{rest}."
     reasons = Counter(norm.found.unchecked for norm in unchecked)
     named = "; ".join(f"{reason} ({many})" if len(reasons) > 1 else str(reason) for reason, many in reasons.items())
     computes = verb(unchecked, "computes", "compute")

@@ -54,6 +54,7 @@ def inspect(
     Inspection
         A row for each norm, in the order of the model.
 
+    >>> from torch import nn
     >>> inspect(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))).norms[0].dimension
     2
     """

@@ -82,7 +82,7 @@ def ranges(
     LayerRanges
         Bounds of every tensor, with witnesses and certificates.
 
-    >>> from torch import ones
+    >>> from torch import nn, ones
     >>> model = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 1))
     >>> _ = nn.init.constant_(model[1].bias, 2.0)
     >>> model[1].weight.data[:] = ones(3) - ones(3).cumsum(0)
