@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -199,6 +200,41 @@ def test_without_time_everything_is_missing_with_the_command_that_computes_it():
     }
     assert {each.reason for each in found.missing} == {"the 0 seconds were over"}
     assert len(findings_of(found).unchecked) == len(all_rules())
+
+
+def test_commands_name_the_model_and_the_text_where_they_are_known(tmp_path):
+    (tmp_path / "my text.txt").write_text("To be, or not to be.")
+    option = f"--text '{tmp_path / 'my text.txt'}'"
+    found = survey(ns.demo_model(), text=tmp_path / "my text.txt", seconds=0)
+    assert {each.command for each in found.missing} == {f"normscope {name} {option}" for name in COMMANDS.values()}
+    assert (
+        found.with_names("normscope fold MODEL -o FOLDER") == "normscope fold -o FOLDER"
+    )  # the demo model has no name
+    assert found.with_names("normscope keys MODEL --text FILE") == f"normscope keys {option}"
+    by_tensors = survey(norm(), inputs=rows(), seconds=0)
+    assert by_tensors.with_names("normscope fold MODEL") == "normscope fold MODEL"
+
+
+def test_a_budget_leaves_out_tight_bounds_and_changes_no_verdict(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 6))
+    whole = survey(model, inputs=torch.ones(1, 6), parts=["layer_ranges"]).results["layer_ranges"]
+    monkeypatch.setattr(survey_module, "MUCH_TIME", math.inf)
+    quick = survey(model, inputs=torch.ones(1, 6), parts=["layer_ranges"], seconds=600).results["layer_ranges"]
+    assert [row.grade for row in whole.layers] == ["exact", "tight"]
+    assert [row.grade for row in quick.layers] == ["exact", "quadratic"]
+    assert quick.limit == whole.limit
+    for loose, tight in zip(quick.layers, whole.layers, strict=True):
+        assert loose.low <= tight.low <= tight.high <= loose.high
+    monkeypatch.setattr(survey_module, "MUCH_TIME", 0)
+    again = survey(model, inputs=torch.ones(1, 6), parts=["layer_ranges"], seconds=600).results["layer_ranges"]
+    assert again == whole
+
+
+def test_the_head_says_how_many_checks_did_not_run():
+    found = ns.check(norm(), select=["NS102", "NS204", "NS201"])
+    assert as_text(found).splitlines()[0] == "No finding on Sequential. 2 of 3 checks did not run."
+    assert "did not run" not in as_text(ns.check(norm(), select=["NS201"]))
 
 
 def test_a_part_ends_when_its_time_is_over(monkeypatch):

@@ -184,7 +184,9 @@ def test_a_budget_of_no_time_still_writes_a_page_that_names_every_command(tmp_pa
     assert found.findings == ()
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     for command in ("inspect", "ranges", "spikes", "keys", "vocab", "fold"):
-        assert f"normscope {command}" in text
+        assert text.count(f'<code class="command">normscope {command}') == 2  # with its rules, and in its section
+    rules = len(found.unchecked)
+    assert f"{rules} of {rules} checks did not run." in text
     with pytest.raises(FileExistsError, match="give --force"):
         write_report(demo_model(), tmp_path / "report.html", seconds=0)
 

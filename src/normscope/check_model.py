@@ -1,6 +1,7 @@
 """`normscope.check`: all rules on all studies of a model."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from normscope.checks import quoted
@@ -73,7 +74,9 @@ def findings_of(found: Survey, rules: Mapping[str, Rule] | None = None, *, sever
     kept = SEVERITIES[: SEVERITIES.index(severity) + 1]
     return FindingList(
         model=found.model,
-        findings=tuple(finding for finding in judged.findings if finding.severity in kept),
+        findings=tuple(
+            replace(finding, do=found.with_names(finding.do)) for finding in judged.findings if finding.severity in kept
+        ),
         clear=judged.clear,
         unchecked=judged.unchecked,
         text=found.text,

@@ -67,13 +67,14 @@ def page_of(found: Survey, findings: FindingList) -> str:
         findings=findings,
         missing=[Absent(each.kind, each.reason, each.command) for each in found.missing],
         made=_made(found),
+        with_names=found.with_names,
     )
 
 
 def _made(found: Survey) -> list[str]:
     """How the page was made, in sentences."""
     where = "" if found.path is None or found.model != found.path else f" {shlex.quote(found.path)}"
-    given = "" if found.text is None else " --text FILE"
+    given = "" if found.run_option is None else f" {found.run_option}"
     run = "It was not run on a text." if found.text is None else f"It was run on a text of {found.text}."
     took = ", ".join(f"{kind.replace('_', ' ')} {seconds:,.1f} s" for kind, seconds in found.seconds.items())
     return [

@@ -104,6 +104,7 @@ def report(
     force: ForceFlag = False,
 ) -> None:
     """Everything about a model on one page: findings, a map, every norm, ranges, heads, vocabulary, folding."""
+    from normscope.report.finding_blocks import not_run
     from normscope.report_file import write_report
     from normscope.results.finding_list import MARKS
 
@@ -111,6 +112,8 @@ def report(
     findings = write_report(model_of(model), out, seconds=seconds, force=force, **given)
     for finding in findings.findings:
         print(printable(f"{MARKS[finding.severity]} {finding.title}"))
+    if findings.unchecked:
+        print(f"{not_run(findings)} The page says why.")
     tell_written([out])
 
 

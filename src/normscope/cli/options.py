@@ -89,19 +89,15 @@ def run_on(text: str | None, inputs: Path | None, lines: bool = False) -> dict[s
         return {"inputs": read_inputs(inputs)}
     if text is None:
         return {}
-    words = _text(text)
-    return {"text": words.splitlines() if lines else words}
-
-
-def _text(name: str) -> str:
-    """A file, or the text that ships with the package."""
-    if name == SAMPLE:
+    if text == SAMPLE:
         from normscope.data import sample_text
 
-        return sample_text()
+        return {"text": sample_text().splitlines() if lines else sample_text()}
+    if not lines:
+        return {"text": Path(text)}
     from normscope.models.load import read_text
 
-    return read_text(Path(name))
+    return {"text": read_text(Path(text)).splitlines()}
 
 
 def progress(things: Iterable[Any], what: str) -> Iterable[Any]:

@@ -4,6 +4,7 @@ Every study begins with a Subject, so all of them take the same arguments and re
 (the module with its weights, the norms, the graph, the batches) is computed once, when first needed.
 """
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -12,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from normscope.data import name_of
+from normscope.data import name_of, sample_text
 from normscope.errors import InputError
 from normscope.models.batches import Batch, Inputs, as_batches, batches_for, first_batch
 from normscope.models.find import find, find_stored, find_traced
@@ -66,6 +67,8 @@ class Subject:
         self._device, self._dtype = device, dtype
         self.path = None if isinstance(model, nn.Module) else Path(model)
         self.name = type(model).__name__ if self.path is None else name_of(self.path)
+        if isinstance(text, Path):
+            _ = self.words  # a name that is wrong is told before the model is loaded
 
     @classmethod
     def of(
@@ -107,6 +110,19 @@ class Subject:
         texts = [self.words] if isinstance(self.words, str) else self.words
         many = f"{len(texts):,} texts of " if len(texts) > 1 else ""
         return f"{many}{sum(map(len, texts)):,} characters"
+
+    @property
+    def run_option(self) -> str:
+        """The option of a command that runs the model on the same; FILE where no name is known.
+
+        >>> Subject("folder", text=sample_text()).run_option, Subject("folder", text="To be").run_option
+        ('--text sample', '--text FILE')
+        """
+        if self._inputs is not None:
+            return "--inputs FILE"
+        if isinstance(self._text, Path):
+            return f"--text {shlex.quote(str(self._text))}"
+        return "--text sample" if self._text == sample_text() else "--text FILE"
 
     @cached_property
     def words(self) -> str | Sequence[str]:

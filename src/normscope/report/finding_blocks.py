@@ -14,7 +14,8 @@ INDENT = 2
 def show(result: FindingList, console: Console) -> None:
     """Every finding with its evidence and advice; then what was checked without a finding, and what was not."""
     run = "" if result.text is None else f", run on {result.text}"
-    console.print(Text(printable(f"{_counted(result)} on {result.model}{run}.")))
+    head = f"{_counted(result)} on {result.model}{run}. {not_run(result)}"
+    console.print(Text(printable(head.rstrip())))
     for finding in result.findings:
         console.print()
         _show_finding(finding, console)
@@ -26,7 +27,7 @@ def show(result: FindingList, console: Console) -> None:
     if result.unchecked:
         console.print()
         console.print(Text("Not checked:"))
-        for (reason, command), rules in _together(result.unchecked).items():
+        for (reason, command), rules in together(result.unchecked).items():
             with_what = "" if command is None else f" To check: {command}"
             _indented(f"{', '.join(rules)}: {reason}.{with_what}", console)
 
@@ -44,7 +45,14 @@ def _indented(words: str, console: Console) -> None:
     console.print(Padding(Text(printable(words)), (0, 0, 0, INDENT), expand=False))
 
 
-def _together(unchecked: tuple[Unchecked, ...]) -> dict[tuple[str, str | None], list[str]]:
+def not_run(result: FindingList) -> str:
+    """How many checks did not run, in a sentence; empty if all did."""
+    many = len(result.unchecked)
+    total = len({each.rule for part in (result.findings, result.clear, result.unchecked) for each in part})
+    return f"{many} of {total} checks did not run." if many else ""
+
+
+def together(unchecked: tuple[Unchecked, ...]) -> dict[tuple[str, str | None], list[str]]:
     """Rules that could not be checked for the same reason."""
     together: dict[tuple[str, str | None], list[str]] = {}
     for each in unchecked:

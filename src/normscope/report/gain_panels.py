@@ -26,7 +26,7 @@ def gain_panel(norm: NormGeometry, gain: Floats) -> Panel:
     lowest, highest = float(size.min()), float(size.max())
     title = f"Gains from {number(lowest)} to {number(highest)} in size, the median {number(median)}"
     if closed:
-        title = f"{count(closed, 'channel')} {'is' if closed == 1 else 'are'} nearly closed: the gain is below a "
+        title = f"{count(closed, 'channel')} {'is' if closed == 1 else 'are'} almost muted: the gain is below a "
         title += f"thousandth of the median, {number(median)}"
     negative = int(np.count_nonzero(gain < 0))
     signs = (
@@ -127,8 +127,7 @@ def turning_panel(norm: NormGeometry, steps: Sequence[float]) -> Panel:
         "section": "norm",
         "norm": norm.name,
         "paper": "ni",
-        "formula": "step = |Πx|·tan 10°: a step of that length, at a right angle, turns Πx/|Πx| by 10°. "
-        "H = squared size of the second derivative at x, so it falls with |Πx|⁻⁴.",
+        "formula": "length = |Πx|·tan 10°: a change of that length, at a right angle, rotates Πx/|Πx| by 10°.",
         "wide": False,
     }
     step = None if norm.landing is None else norm.landing.step
@@ -140,29 +139,24 @@ def turning_panel(norm: NormGeometry, steps: Sequence[float]) -> Panel:
         return Panel(title="It does not bend", see="It does not scale, so it is an affine map.", **common)
     every = [value for value in (*steps, step.low, step.high) if value > 0]
     mark = Strip(
-        "step at the input, log scale",
+        "length of the input change, log scale",
         min(every) / 1.3,
         max(every) * 1.3,
         ticks=tuple(sorted(value for value in steps if value > 0)),
         dot=step.median,
         bar=(step.low, step.high),
     )
-    factors = norm.landing.group_factors
     notes = []
-    if factors:
-        named = [factors[0], factors[-1]] if len(factors) > 1 else [factors[0]]
-        words = " and ".join(f"in {each.groups} groups {number(each.factor.median)} times as much" for each in named)
-        notes.append(f"Normalized in groups of channels, with the same weights, it would bend more: {words} (H).")
     fit = norm.landing.affine_fit
     if fit is not None:
-        way = "the best affine map" if fit.fit == "full" else "the norm with a frozen scale"
+        way = "the best affine map" if fit.fit == "full" else "the norm with a fixed scale"
         notes.append(
             f"{way[0].upper()}{way[1:]} leaves {percent(fit.unexplained)} of the output’s variance unexplained."
         )
     return Panel(
-        title=f"A step of {number(step.median)} in its input turns the output by 10°",
-        see="How sharply the norm bends at its real inputs, before gains: the smaller the input, the more a step turns "
-        "it. The dot is the median token, the bar goes from 5% to 95%; ticks are the other norms.",
+        title=f"An input change of length {number(step.median)} rotates the output by 10°",
+        see="How sharply the norm bends at its real inputs, before gains: the smaller the input, the more a "
+        "change rotates it. The dot is the median token, the bar goes from 5% to 95%; ticks are the other norms.",
         marks=(mark,),
         notes=tuple(notes),
         **common,

@@ -134,7 +134,7 @@ function lane(mark, host, width, { xOf = null, left = null, small = false, sites
   const y = mark.upside_down ? scale(low, high, top, height - foot, mark.log) : scale(low, high, height - foot, top, mark.log);
   const inner = width - gutter - (xOf ? 0 : 10), place = new Map(inView.map((each, at) => [each, at]));
   const x = xOf || ((at) => gutter + (inner * (place.get(at) + 0.5)) / inView.length);
-  if (xOf || small) html(host, "figcaption", {}, mark.title);
+  if (xOf || small) html(host, "figcaption", {}, mark.title + (mark.log ? ", log scale" : ""));
   const peak = known.reduce((a, b) => Math.max(a, b), 0);
   const drawing = canvas(host, width, height, `${mark.title}: from ${digits(Math.min(...known))} to ${digits(peak)}${mark.unit}.`);
   for (const each of marks) {

@@ -230,7 +230,6 @@ class Panel:
 
 
 PAPERS = {
-    "": "By normscope.",
     "riechers": "After Riechers, Geometry and Dynamics of LayerNorm, 2024.",
     "brody": "After Brody, Alon and Yahav, On the Expressivity Role of LayerNorm in Transformers’ Attention, 2023.",
     "ni": "After Ni et al., On the Nonlinearity of Layer Normalization, 2024.",

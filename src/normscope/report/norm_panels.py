@@ -1,4 +1,4 @@
-"""The panels of one norm: where its outputs lie, what they spend on which axis, gains, out of reach, turning."""
+"""The panels of one norm: where its outputs lie, their share on each axis, gains, out of reach, turning."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ from normscope.results.inspection import Axes, LandedSample, Landing, NormGeomet
 from normscope.rules.norm_kinds import UNBOUNDED
 from normscope.rules.prose import count, number, percent, quoted_token
 
-PLANES = ("Longest", "Flattest", "Busiest")
+PLANES = ("Longest", "Flattest", "Most used")
 NAMED = 3  # axes with a label
 
 
@@ -175,7 +175,7 @@ def _beyond(radius: Floats, even: float | None) -> str:
 
 
 def _budget(norm: NormGeometry, lengths: Floats) -> Panel:
-    """What outputs spend on which axis."""
+    """The share of outputs on each axis."""
     sample, dimension = _sample(norm), len(lengths)
     common: dict[str, Any] = {
         "id": "budget",
@@ -191,7 +191,7 @@ def _budget(norm: NormGeometry, lengths: Floats) -> Panel:
         title = f"Its {_axes(dimension)} reach from {number(float(lengths[-1]))} to "
         title += number(float(lengths[0]))
         many = norm.landing is not None and norm.axes is not None and norm.kind not in UNBOUNDED
-        why = "It has too many axes to take the share of each." if many else "What a text spends on each, a text shows."
+        why = "It has too many axes to take the share of each." if many else "The share of each, a text shows."
         command = "" if many else NEEDS_TEXT
         mark = Shares(reach, (), (), axes=dimension)
         see = f"How far each axis reaches, longest first. {why}"
@@ -200,14 +200,14 @@ def _budget(norm: NormGeometry, lengths: Floats) -> Panel:
     top, even = int(median.argmax()), 1 / dimension
     name = _axis_name(sample, top, dimension)
     used = norm.landing.axes_used if norm.landing else None
-    title = f"A token spends one budget over {_axes(dimension)}; {name} takes {percent(float(median[top]))} of it"
+    title = f"Of {_axes(dimension)}, {name} has the largest share of a median token: {percent(float(median[top]))}"
     see = (
-        "Above: how far each axis reaches, longest first. Below: the share of its budget (squared distance from the "
-        f"center, in units of the surface) that a token spends there. All shares of a token add up to 1; even spending "
-        f"would be {percent(even)} each."
+        "Above: how far each axis reaches, longest first. Below: the share of a token’s squared length that lies on "
+        "the axis; lengths are taken from the center, on each axis in units of its reach. On the surface, all shares "
+        f"of a token add up to 1; even shares would be {percent(even)} each."
     )
     if used is not None:
-        see += f" A median token uses as few axes as if there were {number(used.median)}."
+        see += f" A median token is as narrow as {number(used.median)} even shares."
     named = list(dict.fromkeys([top, *np.argsort(-largest)[:NAMED].tolist()]))[:NAMED]
     labels = tuple(f"{_axis_name(sample, rank, dimension)}, {percent(float(largest[rank]))}" for rank in named)
     places = tuple(int(rank * MOST / dimension) if thinned else int(rank) for rank in named)

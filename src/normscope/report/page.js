@@ -61,7 +61,10 @@ function drawNorm() {
   const about = byId("norm-findings");
   about.replaceChildren();
   data.findings.forEach((each, at) => {
-    if (each.sites.includes(chosen)) html(about, "li", { class: each.severity }, html(null, "span", { "aria-hidden": "true" }, SIGN[each.severity] + " "), html(null, "a", { href: `#finding-${at}` }, each.title));
+    const starts = each.sites.includes(chosen), holds = each.norms.includes(chosen);
+    if (!starts && !(holds && each.severity !== "note")) return; // notes are often about nearly all norms
+    const where = starts && !holds ? "starts in this block, after this norm: " : starts ? "" : "holds here: ";
+    html(about, "li", { class: each.severity }, html(null, "span", { "aria-hidden": "true" }, SIGN[each.severity] + " "), where, html(null, "a", { href: `#finding-${at}` }, each.title));
   });
   const host = byId("norm-panels");
   host.replaceChildren();
@@ -72,7 +75,7 @@ function drawNorm() {
     drawMarks(panel.marks, html(box, "div"));
     for (const note of panel.notes) html(box, "p", { class: "notes" }, note);
     if (panel.command) html(box, "code", { class: "command" }, panel.command);
-    html(box, "p", { class: "paper" }, panel.paper);
+    if (panel.paper) html(box, "p", { class: "paper" }, panel.paper);
     if (panel.formula) html(box, "details", { class: "formula" }, html(null, "summary", {}, "The formula"), html(null, "p", {}, panel.formula));
   }
 }
@@ -99,7 +102,7 @@ function drawMap() {
   }
   const legend = html(host, "p", { class: "legend" });
   for (const rank of RANK) if (some.has(rank)) html(legend, "span", {}, html(null, "span", { class: rank, "aria-hidden": "true" }, SIGN[rank] + " "), rank);
-  html(legend, "span", {}, html(null, "i"), "no finding happens there");
+  html(legend, "span", {}, html(null, "i"), "no finding starts there");
   html(legend, "span", {}, "arrow keys move, Enter chooses");
   host.querySelector(".map")?.parentElement.insertBefore(legend, host.querySelector(".map").nextSibling);
   if (held) mapButtons.get(chosen)?.focus();
@@ -142,7 +145,7 @@ function drawTracks(host, norms, xOf, left, end) {
   const shown = data.findings.filter((each) => norms.some((norm) => each.norms.includes(norm) || each.sites.includes(norm)));
   if (!shown.length) return;
   const figure = html(host, "figure"), narrow = left < 100, step = narrow ? 34 : 21;
-  html(figure, "figcaption", {}, "Where each finding holds: a tall mark where it happens, small ones as far as it reaches");
+  html(figure, "figcaption", {}, "Findings, from left to right. Tall mark: the part of a block that causes it; small marks: norms where it holds");
   const drawing = canvas(figure, Math.max(end, 300), step * shown.length + 4, shown.map((each) => `${each.name}: ${each.sites.length} sites, ${each.norms.length} norms`).join("; "));
   shown.forEach((each, row) => {
     const y = step * row + (narrow ? 24 : 11);

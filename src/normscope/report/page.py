@@ -5,14 +5,15 @@ text by the script, and escaped in the JSON that it reads.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
 from urllib.parse import quote
 
+from normscope.report.finding_blocks import not_run, together
 from normscope.report.marks import PAPERS, DataTable, Panel, plain
 from normscope.report.page_words import (
     model_facts,
@@ -35,7 +36,6 @@ SCRIPTS = ("marks.js", "pictures.js", "page.js")
 MOST_PAINTED = 1 / 3  # of the norms, by one finding
 LANES = {  # findings with a small drawing, by name
     "massive-activation": "largest",
-    "outlier-channel": "axes",
     "sharp-turns": "steps",
     "narrow-norm": "lengths",
     "uneven-axes": "lengths",
@@ -94,15 +94,17 @@ def render(
     findings: FindingList | None = None,
     missing: Sequence[Absent] = (),
     made: Sequence[str] = (),
+    with_names: Callable[[str], str] = str,
 ) -> str:
     """The whole page, to be written to a file as UTF-8.
 
     `results` are drawn by the panels that their types describe, or as tables; `missing` and `made` are said.
+    `with_names` puts the names of the model and the text into a command.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     drawn = list(results)
-    panels = [panel for result in drawn for panel in panels_of(result)]
+    panels = [replace(panel, command=with_names(panel.command)) for result in drawn for panel in panels_of(result)]
     inspection = next((result for result in drawn if isinstance(result, Inspection)), None)
     found = findings.findings if findings is not None else ()
     body = _sections(panels, missing, inspection)
@@ -125,7 +127,8 @@ def render(
         ),
         links=[_link(finding, body, inspection.norms if inspection is not None else ()) for finding in found],
         clear=findings.clear if findings is not None else (),
-        unchecked=findings.unchecked if findings is not None else (),
+        unchecked=together(findings.unchecked) if findings is not None else {},
+        not_run=not_run(findings) if findings is not None else "",
         sections=[("findings", "Findings"), *((each.id, each.label) for each in body), ("made", "How it was made")],
         body=body,
         papers=PAPERS,
@@ -195,7 +198,8 @@ def _sections(panels: Sequence[Panel], missing: Sequence[Absent], inspection: In
                 continue
             intro = (
                 f"{count(len(inspection.norms), 'norm')} in the order of the model. Colour and shape show the worst "
-                "finding that happens there; choose one to see it. What is below shares the columns."
+                "finding that starts in the norm or in what reads it; choose one to see it. What is below shares the "
+                "columns."
             )
         elif id_ == "norm":
             if not absent and (inspection is None or not inspection.norms):
@@ -238,7 +242,7 @@ def _data(
                 "severity": finding.severity,
                 "title": visible(finding.title),
                 "sites": _sites(finding, number_of, norms),
-                "norms": _numbers((*finding.norms, *finding.sites), number_of, norms),
+                "norms": _holds(finding, number_of) or _numbers(finding.sites, number_of, norms),
                 "lane": LANES.get(finding.name),
             }
             for finding in findings
@@ -254,6 +258,11 @@ def _sites(finding: Finding, number_of: Mapping[str, int], norms: Sequence[NormG
     """Where a finding happens; nowhere in particular if that is nearly everywhere, as it would paint the whole map."""
     found = _numbers(finding.sites, number_of, norms)
     return [] if len(norms) > 3 and len(found) > MOST_PAINTED * len(norms) else found
+
+
+def _holds(finding: Finding, number_of: Mapping[str, int]) -> list[int]:
+    """The norms of which a finding holds; not those before a module that causes it."""
+    return sorted({number_of[name] for name in (*finding.norms, *finding.sites) if name in number_of})
 
 
 def _numbers(names: Sequence[str], number_of: Mapping[str, int], norms: Sequence[NormGeometry]) -> list[int]:
@@ -281,7 +290,8 @@ def _link(finding: Finding, body: Sequence[_Section], norms: Sequence[NormGeomet
     if finding.panel in panels and finding.panel not in {section.id for section in body}:
         at = f"{panels[finding.panel]}-{finding.panel}"
     number_of = {norm.name: place for place, norm in enumerate(norms)}
-    sites = _numbers(finding.sites, number_of, norms) or _numbers(finding.norms, number_of, norms)
+    sites = _numbers([name for name in finding.sites if name in number_of], number_of, norms)
+    sites = sites or _holds(finding, number_of) or _numbers(finding.sites, number_of, norms)
     if not sites or at not in ("norm", "norms"):
         return f"#at={at}"
     name = norms[sites[0]].name.encode("utf-8", "replace").decode("utf-8")

@@ -1,4 +1,4 @@
-// The two pictures of a norm's outputs, and what they spend on each axis.
+// The two pictures of a norm's outputs, and their share on each axis.
 
 let chosenPlane = null;
 
@@ -43,7 +43,7 @@ function plane(mark, host, width) {
         svg(drawing, "text", { class: "halo strong", x: x + (end ? -9 : 9), y: Math.abs(y - middle) < 14 ? y + 18 : y < 40 ? y + 16 : y + 4, "text-anchor": end ? "end" : "start" }, seen(label, 26));
       }
       html(picture, "b", {}, words);
-      if (apart) html(picture, "small", {}, `each axis in units of its own reach: one is ${digits(Math.max(ratio, 1 / ratio))} times as long`);
+      if (apart) html(picture, "small", {}, `each axis stretched to the same length: one is really ${digits(Math.max(ratio, 1 / ratio))} times as long`);
       else html(picture, "small", {}, "both axes to the same scale");
     }
     note.textContent = pair.note;
@@ -68,8 +68,8 @@ function shares(mark, host, width) {
   const floor = Math.min(mark.even / 30, ...median.filter((each) => each > 0).map((each) => each / 1.5)), height = 252;
   const bottom = Math.max(floor, 1e-9);
   const z = scale(bottom, 1, height - 20, 38, true);
-  const drawing = canvas(host, width, height, `Share of its budget that a token spends on each of ${mark.axes} axes. ${mark.labels.join("; ")} at most.`);
-  svg(drawing, "text", { class: "strong", x: gutter, y: 13 }, "How much of the budget is spent there");
+  const drawing = canvas(host, width, height, `Share of a token's squared length on each of ${mark.axes} axes. ${mark.labels.join("; ")} at most.`);
+  svg(drawing, "text", { class: "strong", x: gutter, y: 13 }, "Share of a token’s squared length on that axis");
   for (const each of ticksOf(bottom, 1, true, 5)) {
     svg(drawing, "line", { class: "hair", x1: gutter, x2: width, y1: z(each), y2: z(each) });
     svg(drawing, "text", { x: gutter - 6, y: z(each) + 4, "text-anchor": "end" }, each === 1 ? "all" : share(each));
@@ -83,7 +83,7 @@ function shares(mark, host, width) {
     if (each > 0) svg(group, "rect", { class: "r-seen fill", x: (x(at) - Math.max(1.6, wide) / 2).toFixed(1), width: Math.max(1.6, wide).toFixed(2), y: (z(Math.max(each, bottom)) - 1).toFixed(1), height: 2 });
   });
   svg(drawing, "line", { class: "r-limit stroke dash", x1: gutter, x2: width, y1: z(mark.even), y2: z(mark.even) });
-  svg(drawing, "text", { class: "halo", x: gutter + 4, y: z(mark.even) - 5 }, `even spending, ${share(mark.even)}`);
+  svg(drawing, "text", { class: "halo", x: gutter + 4, y: z(mark.even) - 5 }, `even share, ${share(mark.even)}`);
   const spot = apart(1e9, 26);
   mark.named.forEach((at, place) => {
     const here = z(Math.max(most[at], bottom)), end = x(at) > width * 0.55, size = widthOf(mark.labels[place], "600 12px system-ui") + 16;

@@ -5,6 +5,7 @@ reason and the command that computes it.
 """
 
 import math
+import re
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -26,6 +27,7 @@ from normscope.results.result import Result
 from normscope.rewrite.fold import fold
 from normscope.studies.inspect import inspect
 from normscope.studies.keys import keys
+from normscope.studies.layer_watch import TIGHTENED
 from normscope.studies.ranges import RangeSearch
 from normscope.studies.spikes import spikes_among
 from normscope.studies.vocab import vocab
@@ -41,6 +43,7 @@ COMMANDS = {
 }
 LIMIT = "float16"  # what ranges are compared with
 MOST_FOLDED = 20_000_000  # parameters of a model that is folded; of a larger one it is decided what can be folded
+MUCH_TIME = 20  # times that of a walk without tight bounds: what must be left of a budget to walk again for them
 VOCABULARY_SECONDS = 60.0  # for verdicts on tokens, where no budget is given: the rest stays open
 
 
@@ -63,6 +66,19 @@ class Survey:
     results: Mapping[str, Result]
     missing: tuple[Missing, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)  # wall-clock time, by kind
+    run_option: str | None = None  # of a command that runs the model on the same; None if it was not run
+
+    def with_names(self, words: str) -> str:
+        """Words in which commands name this model and its text, where they are known, so that they can be pasted.
+
+        >>> found = Survey("m", "my model", None, {}, run_option="--text a.txt")
+        >>> found.with_names("normscope keys MODEL --text FILE --rivals causal")
+        "normscope keys 'my model' --text a.txt --rivals causal"
+        """
+        if self.path is not None and not _is_weights_alone(Path(self.path)):
+            named = named_on_the_command_line(Path(self.path))
+            words = re.sub(r" MODEL\b", lambda _: named, words)
+        return words if self.run_option is None else words.replace("--text FILE", self.run_option)
 
 
 def survey(
@@ -85,8 +101,9 @@ def survey(
     text, inputs
         Text or inputs to run the model on. Without them, keys are left out, and the others tell what weights tell.
     seconds
-        Stop after this many seconds; parts that are not complete by then are listed as missing. None: no limit, but
-        verdicts on tokens stop after a minute, and the rest of the tokens stays open.
+        Stop after this many seconds; parts that are not complete by then are listed as missing. Of the ranges, only
+        those that decide whether a tensor can pass the limit are tightened, unless there is much time. None: no limit,
+        but verdicts on tokens stop after a minute, and the rest of the tokens stays open.
     parts
         The kinds of results to compute (`COMMANDS` has them); None: all.
     device, dtype
@@ -165,7 +182,8 @@ class _Run:
             spent[kind] = round(time.monotonic() - begun, 3)
         subject = self._subject
         path = None if subject.path is None else str(subject.path)
-        return Survey(subject.name, path, subject.text, results, tuple(missing), spent)
+        option = subject.run_option if subject.runs else None
+        return Survey(subject.name, path, subject.text, results, tuple(missing), spent, option)
 
     def _left(self) -> float:
         return math.inf if self._seconds is None else self._started + self._seconds - time.monotonic()
@@ -186,12 +204,18 @@ class _Run:
         return _Watched(self._progress(things, what), self._left)
 
     def _walked(self) -> tuple[RangeSearch, Any, Any]:
-        """One walk over all tensors, for ranges and spikes."""
+        """One walk over all tensors, for ranges and spikes; in a budget without tight bounds, the slow part."""
         if self._walk is None:
-            search = RangeSearch(self._subject, LIMIT, TYPES[LIMIT])
-            rows = search.rows(self._watched)
+            begun = time.monotonic()
+            search, rows = self._rows(TIGHTENED if self._seconds is None else 0)
+            if self._seconds is not None and self._left() > MUCH_TIME * (time.monotonic() - begun):
+                search, rows = self._rows(TIGHTENED)
             self._walk = search, rows, search.observe(rows) if self._subject.runs else {}
         return self._walk
+
+    def _rows(self, tight: int) -> tuple[RangeSearch, Any]:
+        search = RangeSearch(self._subject, LIMIT, TYPES[LIMIT], tight)
+        return search, search.rows(self._watched)
 
     def _ranges(self) -> Result:
         search, rows, seen = self._walked()
@@ -202,7 +226,7 @@ class _Run:
         name, path = COMMANDS[kind], self._subject.path
         if path is None:
             return f"normscope.{name}(model, inputs=…)"
-        runs = " --text FILE" if self._subject.runs or kind == "key_selection" else ""
+        runs = f" {self._subject.run_option}" if self._subject.runs or kind == "key_selection" else ""
         return f"normscope {name}{named_on_the_command_line(path)}{runs}"
 
 
@@ -214,8 +238,11 @@ def named_on_the_command_line(path: Path) -> str:
     """
     if path == demo_model():
         return ""
-    weights_alone = path.is_file() and path.suffix.lower() != ".gguf"
-    return " FOLDER" if weights_alone else f" {shlex.quote(str(path))}"
+    return " FOLDER" if _is_weights_alone(path) else f" {shlex.quote(str(path))}"
+
+
+def _is_weights_alone(path: Path) -> bool:
+    return path.is_file() and path.suffix.lower() != ".gguf"
 
 
 class _Watched:

@@ -73,7 +73,8 @@ def _kept(result: Folding) -> dict[tuple[str, str, str], list[str]]:
     """The norms that keep a part, by part, verdict and reason."""
     kept: dict[tuple[str, str, str], list[str]] = {}
     for each in result.norms:
-        for part, decision in (("The mean", each.centring), ("Gain and bias", each.affine)):
+        learned = "The gain" if each.kind.startswith("rms") else "Gain and bias"
+        for part, decision in (("The mean", each.centring), (learned, each.affine)):
             if decision.what in VERBS:
                 kept.setdefault((part, decision.what, decision.reason), []).append(each.norm)
     return kept

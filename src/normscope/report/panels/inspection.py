@@ -65,7 +65,7 @@ def _steps(result: Inspection, names: tuple[str, ...]) -> Lane | None:
     values = tuple(_of(norm, "step") for norm in result.norms)
     if not any(values):
         return None
-    return Lane("Step at the input that turns the output by 10°", (Series("step", "seen", values),), names)
+    return Lane("Length of an input change that rotates the output by 10°", (Series("step", "seen", values),), names)
 
 
 def _of(norm: NormGeometry, figure: str) -> float | None:
