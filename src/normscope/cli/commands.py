@@ -23,6 +23,7 @@ from normscope.cli.options import (
     progress,
     require_writable,
     run_on,
+    stages,
     tell_written,
     write,
 )
@@ -60,10 +61,15 @@ def check(
     inputs: InputsOption = None,
     select: Annotated[
         list[str] | None,
-        typer.Option(metavar="RULE", help="Only these rules: NS102, massive-activation, NS1; may be repeated."),
+        typer.Option(
+            metavar="RULE",
+            help="Only these rules: a code (NS102), a name (massive-activation), or a prefix (NS1: all NS1xx); may be "
+            "repeated.",
+        ),
     ] = None,
     ignore: Annotated[
-        list[str] | None, typer.Option(metavar="RULE", help="Leave these rules out; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="RULE", help="Leave these rules out, named as for --select; may be repeated."),
     ] = None,
     severity: Annotated[
         Severity | None, typer.Option(help="Only findings of this severity or above. Default: note.")
@@ -77,7 +83,10 @@ def check(
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
 ) -> Any:
-    """What is unusual about a model, why it matters, how sure that is, and what to do: the findings of all rules."""
+    """What is unusual about a model, why it matters, how sure that is, and what to do: the findings of all rules.
+
+    Exit code 1: a finding is an error. 0: none is; there may be warnings and notes. 2: bad input.
+    """
     from normscope.check_model import check as ask
     from normscope.cli.check_settings import explanation, settings
 
@@ -85,7 +94,7 @@ def check(
         print(explanation(explain))
         raise typer.Exit
     chosen = settings(Path.cwd(), select=select, ignore=ignore, severity=severity, seconds=seconds)
-    return ask(model_of(model), **run_on(text, inputs, lines), **chosen, device=device, dtype=dtype, progress=progress)
+    return ask(model_of(model), **run_on(text, inputs, lines), **chosen, device=device, dtype=dtype, progress=stages())
 
 
 def report(
@@ -108,7 +117,7 @@ def report(
     from normscope.report_file import write_report
     from normscope.results.finding_list import MARKS
 
-    given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype, "progress": progress}
+    given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype, "progress": stages()}
     findings = write_report(model_of(model), out, seconds=seconds, force=force, **given)
     for finding in findings.findings:
         print(printable(f"{MARKS[finding.severity]} {finding.title}"))
@@ -148,13 +157,13 @@ def ranges(
         str,
         typer.Option(
             metavar="N",
-            help="Outputs of each layer behind activations that get a tight, certified bound, beside those that could "
-            "pass the limit; or: all.",
+            help="How many outputs of each MLP layer get the slow, tighter bound, or: all. Those that could pass the "
+            "limit always do.",
         ),
     ] = "4",
     channel: Annotated[
         list[str] | None,
-        typer.Option(metavar="LAYER:N", help="One more output that gets a tight bound; may be repeated."),
+        typer.Option(metavar="LAYER:N", help="One more output that gets the tighter bound; may be repeated."),
     ] = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
@@ -243,7 +252,7 @@ def keys(
     dtype: DtypeOption = DTYPE,
     keep: bool = False,
 ) -> Any:
-    """Which keys of a text no query can ever select, and how close heads can come to equal attention."""
+    """Which keys of a text no query can give the highest score, and how close heads can come to equal attention."""
     if text is None and inputs is None:
         raise InputError("keys needs a text or inputs: give --text (a file, or 'sample') or --inputs FILE")
     from normscope.studies.keys import keys as ask
@@ -265,8 +274,17 @@ def keys(
 @command(saves=False, resumes=True)
 def vocab(
     model: ModelArgument = None,
-    text: TextOption = None,
-    inputs: InputsOption = None,
+    text: Annotated[
+        str | None,
+        typer.Option(help="Text file, UTF-8 (sample: a built-in text), to run the model on in place of --inputs."),
+    ] = None,
+    inputs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Named tensors, .npz or .safetensors, to see which matrix scores tokens; models of transformers don't "
+            "need them. MODEL must be a folder."
+        ),
+    ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(help="Stop after this many seconds; tokens without a verdict by then are open.", min=0),
@@ -308,7 +326,11 @@ def fold(
     ] = None,
     rms: Annotated[
         bool,
-        typer.Option("--rms", metavar="", help="Replace norms by RMSNorm modules, and write an exported program."),
+        typer.Option(
+            "--rms",
+            metavar="",
+            help="Replace norms by RMSNorm modules, and write the folded model as model.pt2, made by torch.export.",
+        ),
     ] = False,
     untie: Annotated[
         bool,
@@ -419,7 +441,7 @@ def playground(
     out: Annotated[Path, typer.Option("-o", "--out", help="Write the page here (.html).")] = Path("playground.html"),
     force: ForceFlag = False,
 ) -> None:
-    """Write a page that shows norms in three dimensions, step by step: one HTML file that needs no network."""
+    """Write a page that shows what norms do in three dimensions, step by step; it takes no model, and works offline."""
     from normscope.files import PAGES
     from normscope.report.playground import playground_html
 

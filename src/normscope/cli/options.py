@@ -3,6 +3,7 @@
 import inspect
 import json as jsonlib
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normscope.errors import InputError, NotCertifiedError
+from normscope.progress import Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SAMPLE = "sample"
+RESEARCH = "Research"  # panel of `normscope --help` with networks that are built, experiments and measurements
 DEVICE, DTYPE = "cpu", "float32"
 ModelArgument = Annotated[
     Path | None,
@@ -59,11 +62,16 @@ SarifOption = Annotated[
 ForceFlag = Annotated[bool, typer.Option("--force", metavar="", help="Replace files that exist.")]
 InputsOption = Annotated[
     Path | None,
-    typer.Option(help="Named tensors to call the model with: .npz or .safetensors. MODEL must be a folder."),
+    typer.Option(
+        help="Named tensors to call the model with: .npz or .safetensors. MODEL must be a folder or a .gguf file."
+    ),
 ]
 TextOption = Annotated[
     str | None,
-    typer.Option(help="Text file to run the model on, UTF-8 (sample: a built-in text). MODEL must be a folder."),
+    typer.Option(
+        help="Text file to run the model on, UTF-8 (sample: a built-in text). MODEL must hold a tokenizer: "
+        "a Hugging Face folder or a .gguf file."
+    ),
 ]
 LinesFlag = Annotated[bool, typer.Option("--lines", metavar="", help="Each line of the text is a sequence of its own.")]
 DeviceOption = Annotated[str, typer.Option(help="Device to run the model on.")]
@@ -108,6 +116,26 @@ def progress(things: Iterable[Any], what: str) -> Iterable[Any]:
     from rich.progress import track
 
     return track(things, what, console=Console(stderr=True), transient=True)
+
+
+def stages() -> Progress:
+    """The progress of a command that takes minutes; off a terminal, a line when each stage begins.
+
+    A stage is what stands before the first comma of a description.
+    """
+    if sys.stderr.isatty():
+        return progress
+    begun, told = time.monotonic(), set[str]()
+
+    def tell(things: Iterable[Any], what: str) -> Iterable[Any]:
+        stage = what.partition(",")[0]
+        if stage not in told:
+            told.add(stage)
+            after = time.monotonic() - begun
+            print(f"normscope: {stage} (after {after:.0f} s)", file=sys.stderr, flush=True)
+        return things
+
+    return tell
 
 
 def require_writable(path: Path | None, endings: tuple[str, ...], force: bool) -> None:

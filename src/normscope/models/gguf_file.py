@@ -143,7 +143,7 @@ def _require_gguf() -> None:
     try:
         import gguf  # noqa: F401
     except ModuleNotFoundError:
-        raise InputError("reading .gguf files needs the package gguf: pip install normscope[gguf]") from None
+        raise InputError("reading .gguf files needs the package gguf: pip install gguf") from None
 
 
 def _header(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, _Extent]]:

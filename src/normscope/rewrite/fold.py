@@ -237,7 +237,7 @@ def _rounding(
 
     tries = [
         difference(evaluate(program, partial(rounded, number=number)), reference)
-        for number in progress(range(TRIES if seeds else 0), "runs with rounded weights")
+        for number in progress(range(TRIES if seeds else 0), "folding, runs with rounded weights")
     ]
     return float(torch.tensor([0.0, *tries], dtype=torch.float64).max())  # NaN if one of them is
 

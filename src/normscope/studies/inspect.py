@@ -70,7 +70,8 @@ def inspect(
         parameters=inventory.parameters,
         norm_parameters=inventory.norm_parameters,
         norms=tuple(
-            _geometry(found, connections, landed.get(found.name)) for found in progress(inventory.norms, "geometry")
+            _geometry(found, connections, landed.get(found.name))
+            for found in progress(inventory.norms, "geometry of norms")
         ),
         untraced=inventory.untraced,
         text=subject.text,

@@ -107,7 +107,7 @@ def keys(
     study: _Study | None = None
     for number, batch in enumerate(subject.batches(), start=1):
         study = study or _Study(subject.module, at, queries, rivals, most, keep)
-        study.add(batch, progress, f"batch {number}")
+        study.add(batch, progress, f"keys, batch {number}")
     assert study is not None
     return study.result(subject)
 

@@ -179,7 +179,7 @@ class RangeSearch(LayerWatch):
             self.refused,
             self.sizes,
         )
-        for node, value in progress(sized(walk.steps(), len(self.graph.nodes)), "tensors"):
+        for node, value in progress(sized(walk.steps(), len(self.graph.nodes)), "ranges of tensors"):
             if not isinstance(value, Value) or node.op != "call_function" or node in self.graph.constants:
                 continue
             if not any(has_floats(each) and each not in counts for each in node.all_input_nodes):

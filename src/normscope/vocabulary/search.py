@@ -109,7 +109,7 @@ def _own_directions(view: View, answers: Answers, rivals: Ints, clock: Clock, pr
         if answers.frame is None:
             answers.frame = frame_of(view)
         own, near = OwnDirections(view, answers.frame, power), [np.zeros(0, np.int64)]
-        for block in progress(own.blocks(tokens), f"own directions, {view.question}, power {power:g}"):
+        for block in progress(own.blocks(tokens), f"tokens, own directions, {view.question}, power {power:g}"):
             asked = own.ask(block)
             near.append(view.names[block[asked.near]])
             rivals[view.names[block]] = view.names[asked.rivals]
@@ -144,7 +144,9 @@ def _nearest_points(view: View, answers: Answers, rivals: Ints, clock: Clock, pr
         answers.asked[_record_vectors(view, answers, waiting)] = True
         nearest.forget()
 
-    for token, rival in progress(list(zip(queue.tolist(), first, strict=True)), f"nearest points, {view.question}"):
+    for token, rival in progress(
+        list(zip(queue.tolist(), first, strict=True)), f"tokens, nearest points, {view.question}"
+    ):
         take(token, nearest.ask(view.place(token), rival))
         if len(waiting) == AT_ONCE:
             record()
@@ -233,7 +235,7 @@ def _over_ellipsoid(view: View, answers: Answers, rivals: Ints, clock: Clock, pr
     squares = np.einsum("ij,ij->i", seen.points, seen.points)
     first = _first_rivals(view, rivals, queue, squares)
     waiting: dict[int, Floats] = {}
-    for token, rival in progress(list(zip(queue.tolist(), first, strict=True)), "vectors in the ellipsoid"):
+    for token, rival in progress(list(zip(queue.tolist(), first, strict=True)), "tokens, vectors in the ellipsoid"):
         place = int(view.place(token))
         status, y, supports, weights = reach(seen, np.array([place]), np.array([rival]))
         if status[0] == REACHABLE:

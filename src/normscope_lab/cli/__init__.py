@@ -2,11 +2,13 @@
 
 import typer
 
+from normscope.cli.options import RESEARCH
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this package to an application."""
     from normscope_lab.cli.bench import bench
     from normscope_lab.cli.reproduce import reproduce
 
-    app.command()(reproduce)
-    app.add_typer(bench, name="bench")
+    app.command(rich_help_panel=RESEARCH)(reproduce)
+    app.add_typer(bench, name="bench", rich_help_panel=RESEARCH)
