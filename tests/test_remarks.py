@@ -136,7 +136,8 @@ def test_what_is_odd_is_named_with_its_number(changes, said):
     [
         (
             (("full", 0.4), ("full", 0.0007)),
-            "1 of 2 norms can't be replaced by an affine map: that loses over 10% of the output's variance (most at first: 40%)",
+            "1 of 2 norms can't be replaced by an affine map: that loses over 10% of the output's variance "
+            "(most at first: 40%)",
         ),
         (
             (("frozen scale", 0.5), ("frozen scale", 0.25)),
@@ -144,7 +145,8 @@ def test_what_is_odd_is_named_with_its_number(changes, said):
         ),
         (
             (("frozen scale", 0.5), ("full", 0.2)),
-            "1 of 2 norms can't be replaced by an affine map: that loses over 10% of the output's variance (most at last: 20%)",
+            "1 of 2 norms can't be replaced by an affine map: that loses over 10% of the output's variance "
+            "(most at last: 20%)",
         ),
     ],
 )

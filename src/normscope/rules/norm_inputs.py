@@ -399,8 +399,8 @@ def sharp_turns(result: Inspection) -> Outcome:
             "note",
             "seen on the text",
             "norm",
-            title=f"{many} about {number(_two_digits(middle / step))} times as sensitive as the median norm: an input change of length "
-            f"{number(step)} rotates the output of {name(least.name)} by 10°.",
+            title=f"{many} about {number(_two_digits(middle / step))} times as sensitive as the median norm: an input "
+            f"change of length {number(step)} rotates the output of {name(least.name)} by 10°.",
             evidence=f"At the median norm it takes a change of {number(middle)}."
             + (f" The same holds at {listed(map(name, names(rest)), 3)}." if rest else ""),
             why="An error of the same size at its input changes what it passes on that much more.",
