@@ -436,7 +436,7 @@ def test_a_link_shows_its_norm_and_its_plane(browser, demo_page):
     page = browser.open(demo_page, fragment="norm=transformer.h.2.ln_2&plane=flattest&at=norm")
     assert page.run("document.querySelector('#norm-name').textContent") == "transformer.h.2.ln_2"
     assert page.run("document.querySelector('.choice [aria-pressed=true]').textContent") == "Flattest"
-    page.wait("Math.abs(document.querySelector('#at-norm').getBoundingClientRect().top) < 200")
+    page.wait("Math.abs(document.querySelector('#at-norm').getBoundingClientRect().top - 64) < 2")  # at rest
     page.run("location.hash = '#norm=transformer.ln_f'")
     page.wait("document.querySelector('#norm-name').textContent === 'transformer.ln_f'")
     page.click(".choice button")
