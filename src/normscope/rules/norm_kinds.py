@@ -126,7 +126,8 @@ def assumed_norm(result: Inspection) -> Outcome:
         return "Nothing about a norm was assumed."
     assumed = [norm for norm in result.norms if norm.found.assumed]
     clauses = [
-        f"{' and '.join(what)} of {many} of {count(len(result.norms), 'norm')}" for what, many in together.items()
+        f"{listed(fact.replace('_', ' ') for fact in what)} of {many} of {count(len(result.norms), 'norm')}"
+        for what, many in together.items()
     ]
     return [
         found(
