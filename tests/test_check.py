@@ -217,7 +217,7 @@ def test_commands_name_the_model_and_the_text_where_they_are_known(tmp_path):
 
 def test_a_budget_leaves_out_tight_bounds_and_changes_no_verdict(monkeypatch):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 6))
+    model = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
     whole = survey(model, inputs=torch.ones(1, 6), parts=["layer_ranges"]).results["layer_ranges"]
     monkeypatch.setattr(survey_module, "MUCH_TIME", math.inf)
     quick = survey(model, inputs=torch.ones(1, 6), parts=["layer_ranges"], seconds=600).results["layer_ranges"]
