@@ -221,7 +221,7 @@ def test_a_budget_leaves_out_tight_bounds_and_changes_no_verdict(monkeypatch):
     whole = survey(model, inputs=torch.ones(1, 6), parts=["layer_ranges"]).results["layer_ranges"]
     monkeypatch.setattr(survey_module, "MUCH_TIME", math.inf)
     quick = survey(model, inputs=torch.ones(1, 6), parts=["layer_ranges"], seconds=600).results["layer_ranges"]
-    assert [row.grade for row in whole.layers] == ["exact", "tight"]
+    assert len(whole.certificates) > len(quick.certificates)
     assert [row.grade for row in quick.layers] == ["exact", "quadratic"]
     assert quick.limit == whole.limit
     for loose, tight in zip(quick.layers, whole.layers, strict=True):

@@ -83,7 +83,17 @@ def test_every_tensor_of_an_architecture_stays_within_its_bounds(name):
             assert bounds.broken(list(drawn(model, seed=seed).values())) == []
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3_text", "mixtral", "t5", "modernbert", "opt", "whisper"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt2",
+        "mixtral",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("llama", "gemma3_text", "t5", "modernbert", "opt", "whisper")
+        ),
+    ],
+)
 def test_bounds_do_not_depend_on_the_length_of_the_traced_call(name):
     model = random_model(name)
     short, long = (Bounds(model, drawn(model, length)).values for length in (8, 15))
