@@ -270,8 +270,8 @@ def eps_dominates(result: Inspection) -> Outcome:
     far = [norm for norm, each in near if each < FAR_FROM_SURFACE]
     if not far:
         return (
-            f"eps is small beside the inputs: half of the outputs of every norm have {percent(value)} of the size that "
-            "they would have with eps = 0, or more."
+            f"eps is small beside the inputs: it shortens half of the outputs of every norm by {percent(1 - value)} or "
+            "less."
         )
     return [
         found(
