@@ -270,8 +270,8 @@ def eps_dominates(result: Inspection) -> Outcome:
     far = [norm for norm, each in near if each < FAR_FROM_SURFACE]
     if not far:
         return (
-            f"eps is small beside the inputs: it shortens half of the outputs of every norm by {percent(max(0.0, 1 - value))} or "
-            "less."
+            "eps is small beside the inputs: it shortens half of the outputs of every norm by "
+            f"{percent(max(0.0, 1 - value))} or less."
         )
     return [
         found(
