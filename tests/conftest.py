@@ -1,9 +1,13 @@
-"""Which examples property tests draw, and how many they drew; the browser that tests of pages share.
+"""Which examples property tests draw, and how many they drew; the browser that tests of pages share, and
+the command line in this process.
 
 `make test` draws the same examples for everybody, so that a failure means a change. `tools/fresh_examples.py`, which
 `make test-slow` runs, draws others: it sets the profile "fresh" and a seed for each run.
 """
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import wraps
 from typing import Any
@@ -63,3 +67,22 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 _counts: list[int] = []
+
+
+@pytest.fixture
+def run_here(monkeypatch, capfd):
+    """The command line in this process, without the seconds that a new one takes."""
+    from normscope import cli
+
+    before = signal.getsignal(signal.SIGPIPE)
+
+    def run_in_this_process(*arguments):
+        monkeypatch.setattr(sys, "argv", ["normscope", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        printed = capfd.readouterr()
+        return subprocess.CompletedProcess(arguments, end.value.code, printed.out, printed.err)
+
+    yield run_in_this_process
+    signal.signal(signal.SIGPIPE, before)

@@ -3,9 +3,6 @@
 import io
 import json
 import math
-import signal
-import subprocess
-import sys
 
 import jsonschema
 import pytest
@@ -15,7 +12,6 @@ from torch import nn
 
 import normscope as ns
 from architectures import made
-from normscope import cli
 from normscope.check_model import findings_of
 from normscope.errors import InputError
 from normscope.report.sarif import as_sarif
@@ -27,23 +23,6 @@ from normscope.studies.survey import COMMANDS, survey
 from test_rules import linear, norm, rows
 
 HOSTILE = '<script>alert("x")</script>\u202e\x1b[2J' + "y" * 10_000
-
-
-@pytest.fixture
-def run_here(monkeypatch, capfd):
-    """The command line in this process."""
-    before = signal.getsignal(signal.SIGPIPE)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["normscope", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capfd.readouterr()
-        return subprocess.CompletedProcess(arguments, end.value.code, printed.out, printed.err)
-
-    yield run
-    signal.signal(signal.SIGPIPE, before)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import normscope
-from normscope import cli
 from normscope.cli import commands
 from normscope.cli.app import PANELS
 from normscope.cli.options import progress, stages
@@ -28,23 +27,6 @@ from saved_results import arrays_of, with_arrays
 def run(*arguments):
     command = [sys.executable, "-m", "normscope", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, encoding="utf-8")
-
-
-@pytest.fixture
-def run_here(monkeypatch, capfd):
-    """The same as run, without the seconds that a new process takes."""
-    before = signal.getsignal(signal.SIGPIPE)
-
-    def run_in_this_process(*arguments):
-        monkeypatch.setattr(sys, "argv", ["normscope", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        printed = capfd.readouterr()
-        return subprocess.CompletedProcess(arguments, end.value.code, printed.out, printed.err)
-
-    yield run_in_this_process
-    signal.signal(signal.SIGPIPE, before)
 
 
 def schema(kind):

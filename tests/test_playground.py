@@ -366,6 +366,7 @@ def test_playing_moves_through_every_step_and_ends(browser, html):
     page.wait("document.querySelector('[data-play]').textContent === 'Play'")
     page.click("#pg-steps [data-go='0']")
     page.wait("normscopePlayground.state().t === 0")
+    assert page.run("document.querySelector('[data-play]').textContent") == "Play"
     page.close()
 
 

@@ -28,8 +28,8 @@ def foldable(result: Folding) -> Outcome:
     if result.holds is False:
         return Skipped("the certificate of the folded model does not hold")
     parts = [f"the gains of {part(gains, result.norms)}"] if gains else []
-    parts += [f"the means of {part(means, result.norms)}"] if means else []
     look_ups = " --rms" if any(verdict.centring.what == AFTER_LOOKUP for verdict in means) else ""
+    parts += [f"the means of {part(means, result.norms)}{' (with --rms)' if look_ups else ''}"] if means else []
     evidence = "Decided from the graph and the stored tensors; folding runs both models and certifies it."
     if result.certificate is not None:
         difference = result.certificate.rewrite_difference or 0.0  # it holds, so there is one
