@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 KEPT = ("config.json", "findings.json", "results.csv", "*.png")
-LARGEST = 2_000_000  # bytes of a results file that is kept in the repository
+LARGEST = 4_000_000  # bytes of a results file that is kept in the repository
 HEAD = """# Reproductions
 
 Experiments of three papers, each run by one command, beside the published figures.
