@@ -62,6 +62,15 @@ class Promise:
     taken: tuple[Taken, ...]
 
 
+@dataclass(frozen=True)
+class Scaling:
+    """Powers of two in a model: tensors become 2^k times what they were."""
+
+    exponents: Mapping[str, int]  # k by the first name of a tensor; others are unchanged
+    gains_less_one: frozenset[str]  # tensors w of which 1 + w is the gain of a norm
+    outputs: Mapping[str, int]  # k by norm: its output is 2^k times what it was
+
+
 def identities(promise: Promise, before: Stored, after: Stored) -> Iterator[Identity]:
     """Every identity between stored tensors that a fold promises, in words, and whether it holds.
 
@@ -83,6 +92,22 @@ def identities(promise: Promise, before: Stored, after: Stored) -> Iterator[Iden
             yield f"the gain of {taken.norm} is 1, or still 0", bool((taken.gain_in(after) == ones).all())
         for reader in taken.readers:
             yield from _of_reader(taken, reader, reader.weight in promise.centred, before, after)
+
+
+def scaling_identities(scaling: Scaling, before: Stored, after: Stored) -> Iterator[Identity]:
+    """Every tensor that was scaled is its power of two times what it was, to the last bit where it is stored as it is.
+
+    >>> scaling = Scaling({"W": -3}, frozenset(), {})
+    >>> dict(scaling_identities(scaling, lambda name: np.array([8.0, 0.1]), lambda name: np.array([1.0, 0.0125])))
+    {'W is 2^-3 times what it was': True}
+    """
+    for name, exponent in scaling.exponents.items():
+        old, new = before(name), after(name)
+        if name in scaling.gains_less_one:
+            same = _small(new + 1 - np.ldexp(old + 1, exponent), np.ldexp(old, exponent), np.ones(1))
+        else:
+            same = bool((new == np.ldexp(old, exponent)).all())
+        yield f"{name} is 2^{exponent} times what it was", same
 
 
 def _of_reader(taken: Taken, reader: TakenBy, centred: bool, before: Stored, after: Stored) -> Iterator[Identity]:

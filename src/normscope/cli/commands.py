@@ -340,6 +340,18 @@ def fold(
             help="Give a head tied to the token table its own copy of the matrix, and fold that too.",
         ),
     ] = False,
+    rescale: Annotated[
+        str | None,
+        typer.Option(
+            "--rescale",
+            metavar="TYPE",
+            help="Keep streams within a type, such as float16, by powers of two: exact, nothing is folded.",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(help="Largest relative error of rescaled gains that are stored as 1 + w.", min=0),
+    ] = 1e-2,
     plan: Annotated[
         bool,
         typer.Option(
@@ -365,6 +377,8 @@ def fold(
         out=out,
         rms=rms,
         untie=untie,
+        rescale=rescale,
+        tolerance=tolerance,
         plan=plan,
         device=device,
         dtype=dtype,

@@ -12,13 +12,15 @@ The result is a model of the same architecture with other weights, which compute
     rounding    the same for the original, each of the tensors that folding changed rounded once more to its dtype
     deployed    both models in their own dtype, compared with the error that the original makes there
     algebra     identities of weights, which need no inputs: `normscope.certificates.check_fold`
+
+A model can also be rescaled (`rescale`): nothing is folded then, and every difference above is of powers of two.
 """
 
 import copy
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from normscope.certificates.check_fold import identities
+from normscope.certificates.check_fold import Scaling, Stored, identities, scaling_identities
 from normscope.checks import first_line
 from normscope.errors import InputError, TraceError
 from normscope.models.batches import Inputs, first_batch
@@ -39,13 +41,18 @@ from normscope.models.subject import Model, Subject, Text
 from normscope.progress import Progress, silent
 from normscope.results.folding import AFTER_LOOKUP, FOLDED, LARGEST_DIFFERENCE, Certificate, Decision, Folding
 from normscope.results.folding import NormVerdict as Verdict
-from normscope.rewrite.folded_weights import FoldedWeights, store, stored_as_computed
+from normscope.results.layer_ranges import TYPES
+from normscope.rewrite.eps_settings import EpsSettings, eps_identities
+from normscope.rewrite.folded_weights import FoldedWeights, NewWeights, ScaledWeights, store, stored_as_computed
 from normscope.rewrite.norm_places import Watch
-from normscope.rewrite.plan import Plan, decide
+from normscope.rewrite.plan import Plan, decide, unchanged
+from normscope.rewrite.rescale import plan_rescale
 from normscope.rewrite.rms_modules import Replaced, replace_norms
 from normscope.rewrite.saved_model import Source, TracedCall, require_new_folder, save_folding
 from normscope.rewrite.stored_tensors import StoredTensors, Uses, give_copies, ties
+from normscope.rewrite.streams import Streams
 
+TOLERANCE = 1e-2  # relative error of rescaled gains that are stored as 1 + w
 TRIES = 3  # number of random roundings of the original
 
 
@@ -57,6 +64,8 @@ def fold(
     out: str | os.PathLike[str] | None = None,
     rms: bool = False,
     untie: bool = False,
+    rescale: str | None = None,
+    tolerance: float = TOLERANCE,
     plan: bool = False,
     device: str = "cpu",
     dtype: str | None = None,
@@ -78,6 +87,11 @@ def fold(
     untie
         Give a head tied to the token table its own copy of the matrix. Otherwise the table stays unchanged, and the
         last gain too.
+    rescale
+        The name of a type, such as "float16": multiply streams, and other values that can pass its largest number, by
+        powers of two until they can't, in place of folding.
+    tolerance
+        The largest relative error that rescaled gains may have where they are stored as 1 + w, which costs digits.
     plan
         Only decide what can be folded, from the graph and the stored tensors, read in parts: for models of any size.
         Nothing is run, changed or certified.
@@ -103,12 +117,13 @@ def fold(
     """
     if out is not None:
         require_new_folder(Path(out))
+    wanted = Wanted(rms, untie, rescale, tolerance)
     source = Source.of(Path(model)) if isinstance(model, str | Path) else None
     stored = None if source is None else source.dtype
     subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype or stored)
     if plan:
-        if out is not None or rms or untie:
-            raise InputError("plan can't be combined with out, rms or untie: it decides, and changes nothing")
+        if out is not None or rms or untie or rescale:
+            raise InputError("plan can't be combined with out, rms, untie or rescale: it decides, and changes nothing")
         return _planned(subject)
     live = subject.module
     if any(parameter.is_meta for parameter in live.parameters()):
@@ -116,9 +131,27 @@ def fold(
     given = subject.example
     example = example_inputs(live) if given is None else first_batch(live, given)
     graph = _traced(live, example, generated=given is None)
-    folding = _folded(live, graph, example, rms=rms, untie=untie, progress=progress)
+    folding = _folded(live, graph, example, wanted, subject.input_ranges, progress)
     folding = replace(folding, model=subject.name, call=replace(folding.call, source=source))
     return folding if out is None else save_folding(folding, out)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked of a fold."""
+
+    rms: bool
+    untie: bool
+    rescale: str | None
+    tolerance: float
+
+    def __post_init__(self) -> None:
+        if self.rescale is not None and self.rescale not in TYPES:
+            raise InputError(f"rescale must be one of {', '.join(TYPES)}, got {self.rescale!r}")
+        if not self.tolerance >= 0:
+            raise InputError(f"tolerance must be 0 or more, got {self.tolerance!r}")
+        if self.rms and self.rescale is not None:
+            raise InputError("rms can't be combined with rescale: fold the model first, then rescale the result")
 
 
 def _planned(subject: Subject) -> Folding:
@@ -132,7 +165,12 @@ def _planned(subject: Subject) -> Folding:
 
 
 def _folded(
-    model: nn.Module, graph: ModelGraph, example: Mapping[str, Any], *, rms: bool, untie: bool, progress: Progress
+    model: nn.Module,
+    graph: ModelGraph,
+    example: Mapping[str, Any],
+    wanted: Wanted,
+    given: Mapping[str, tuple[float, float]],
+    progress: Progress,
 ) -> Folding:
     norms = find_alone(model).values()  # compared below with their calls in the model's own run
     original = StoredTensors(model)
@@ -141,28 +179,44 @@ def _folded(
     uses = Uses(original, graph)
     tied, not_run = ties(uses), uses.idle()
     folded = _copy(model)
-    if untie and tied:
+    if wanted.untie and tied:
         give_copies(folded, tied)
         uses = Uses(StoredTensors(folded), trace(folded, example))
         if not difference(evaluate(uses.graph.program, uses.tensors.in_float64), reference) <= LARGEST_DIFFERENCE:
             raise InputError(f"{type(model).__name__} computes something else without its ties: fold it with them")
-    stored = uses.tensors if untie and tied else StoredTensors(folded)
+    stored = uses.tensors if wanted.untie and tied else StoredTensors(folded)
     plan = decide(folded, uses, norms, watched.mistaken)
-    weights = FoldedWeights(original, plan.promise, uses.tensors)
-    checked = list(
-        identities(plan.promise, lambda name: original.in_float64(name).numpy(), lambda name: weights[name].numpy())
-    )
+    if wanted.rescale is not None:
+        plan = unchanged(plan, "only scales were changed")
+    weights: NewWeights = FoldedWeights(original, plan.promise, uses.tensors)
+    checked = list(identities(plan.promise, _arrays(original.in_float64), _arrays(weights.__getitem__)))
+    program, replaced, rescaling = uses.graph, None, None
+    if wanted.rescale is not None:
+        before = weights
+        streams = Streams(uses.graph, norms, watched.mistaken)
+        settings = EpsSettings(folded, norms, streams.calls)
+        rescaling = plan_rescale(folded, uses, streams, norms, before, settings, wanted.rescale, given)
+        weights = ScaledWeights(before, rescaling.scaling)
+        checked += scaling_identities(rescaling.scaling, _arrays(before.__getitem__), _arrays(weights.__getitem__))
+        if rescaling.settings:
+            for setting, exponent in rescaling.settings.items():
+                settings.multiply(folded, setting, 2.0**exponent)
+            program = trace(folded, example)
+            factors = {norm: 2.0 ** rescaling.settings.get(each, 0) for norm, each in settings.of_norm.items()}
+            checked += eps_identities(uses.graph, program, factors)
     changed = store(weights, stored)
     checked += stored_as_computed(weights, stored)
-    program, replaced = uses.graph, None
-    if rms:
+    gain_rounding = None if rescaling is None else _gain_rounding(rescaling.scaling, weights, stored, wanted.tolerance)
+    if wanted.rms:
+        assert isinstance(weights, FoldedWeights)
         replaced = replace_norms(folded, uses.graph, plan, norms, weights)
         program, stored = trace(folded, example), StoredTensors(folded)
-    rewritten = Watch(program, norms, plan.promise.taken)
+    rewritten = Watch(program, norms, weights.restored)
     unrounded = evaluate(program.program, (replaced or weights).__getitem__, rewritten)
     args, kwargs = graph.program.example_inputs
-    before, after = (outputs_of(each, args, kwargs) for each in (model, folded))
+    outputs = [outputs_of(each, args, kwargs) for each in (model, folded)]
     written = difference(evaluate(program.program, stored.in_float64), reference)
+    scaling = None if rescaling is None else rescaling.scaling
     return Folding(
         model=type(model).__name__,
         norms=plan.verdicts if replaced is None else tuple(_with_look_ups(plan, replaced)),
@@ -172,24 +226,49 @@ def _folded(
             dtype=_dtype(folded),
             rewrite_difference=_finite(difference(unrounded + rewritten.outputs(), reference + watched.outputs())),
             written_difference=_finite(written),
-            rounding_difference=_finite(_rounding(graph.program, original, changed, reference, progress)),
+            rounding_difference=_finite(_rounding(graph.program, original, changed, scaling, reference, progress)),
             read_back=False,
-            difference=_finite(difference(after, before)),
-            original_error=_finite(difference(before, reference)),
-            folded_error=_finite(difference(after, reference)),
-            argmax_agreement=_agreement(before, after),
+            difference=_finite(difference(outputs[1], outputs[0])),
+            original_error=_finite(difference(outputs[0], reference)),
+            folded_error=_finite(difference(outputs[1], reference)),
+            argmax_agreement=_agreement(*outputs),
             identities=len(checked),
             broken=tuple(words for words, holds in checked if not holds),
         ),
-        tied=() if untie else tied,
-        untied=tied if untie else (),
+        tied=() if wanted.untie else tuple(tie for tie in tied if original.first_name(tie.table) not in changed),
+        untied=tied if wanted.untie else (),
+        streams=() if rescaling is None else rescaling.verdicts,
+        gain_rounding=gain_rounding,
         not_run=not_run,
-        rms=rms,
+        rms=wanted.rms,
         replaced=() if replaced is None else replaced.norms,
         centred_look_ups=() if replaced is None else replaced.look_ups,
         module=folded,
-        call=TracedCall(args, kwargs, program.program, reference, after),
+        call=TracedCall(args, kwargs, program.program, reference, outputs[1]),
     )
+
+
+def _arrays(stored: Callable[[str], Tensor]) -> Stored:
+    return lambda name: stored(name).numpy()
+
+
+def _gain_rounding(scaling: Scaling, weights: NewWeights, stored: StoredTensors, tolerance: float) -> float | None:
+    """The largest relative error of a rescaled gain that is stored as 1 + w; refused if it is above the tolerance."""
+    errors = {}
+    for name in scaling.gains_less_one & scaling.exponents.keys():
+        gain = weights[name] + 1
+        errors[name] = float((stored.in_float64(name) + 1 - gain).norm() / gain.norm())
+    if not errors:
+        return None
+    worst = max(errors, key=lambda name: errors[name])
+    if errors[worst] > tolerance:
+        dtype = str(stored.dtype(worst)).removeprefix("torch.")
+        raise InputError(
+            f"{worst} holds a gain as 1 + w: in {dtype} it would be off by {errors[worst]:.1e} of its size once it is "
+            f"2^{scaling.exponents[worst]} times as large, more than the tolerance {tolerance:g}: store the model in "
+            "float32 (--dtype float32), or allow more (--tolerance)"
+        )
+    return errors[worst]
 
 
 def _traced(model: nn.Module, example: Mapping[str, Any], *, generated: bool) -> ModelGraph:
@@ -219,13 +298,16 @@ def _rounding(
     program: ExportedProgram,
     tensors: StoredTensors,
     changed: Collection[str],
+    scaling: Scaling | None,
     reference: list[Tensor],
     progress: Progress,
 ) -> float:
     """How far the outputs of a model move, in float64, if some of its tensors are rounded once more to their dtype.
 
-    The largest of a few tries, so that a lucky one does not count as the rounding error.
+    The largest of a few tries, so that a lucky one does not count as the rounding error. Gains that are stored as
+    1 + w and rescaled are rounded as they are stored then, which costs them digits.
     """
+    gains = {} if scaling is None else {name: scaling.exponents.get(name, 0) for name in scaling.gains_less_one}
     seeds = {tensors.first_name(name): seed for seed, name in enumerate(changed)}
 
     def rounded(name: str, number: int) -> Tensor:
@@ -233,7 +315,9 @@ def _rounding(
         if first not in seeds:
             return values
         random = torch.Generator().manual_seed(TRIES * seeds[first] + number)  # reproducible
-        return rounded_once_more(values, tensors[name].dtype, random)
+        factor, one = (2.0 ** gains[first], 1.0) if first in gains else (1.0, 0.0)
+        rounded = rounded_once_more((values + one) * factor - one, tensors[name].dtype, random)
+        return (rounded + one) / factor - one
 
     tries = [
         difference(evaluate(program, partial(rounded, number=number)), reference)
