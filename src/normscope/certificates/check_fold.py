@@ -71,6 +71,16 @@ class Scaling:
     outputs: Mapping[str, int]  # k by norm: its output is 2^k times what it was
 
 
+@dataclass(frozen=True, eq=False)
+class Turning:
+    """Orthogonal matrices in a model: tensors are contracted with them along some axes."""
+
+    matrices: Mapping[str, Floats]  # by stream
+    keep_ones: frozenset[str]  # streams whose mean a norm subtracts
+    axes: Mapping[str, tuple[tuple[int, str], ...]]  # by the first name of a tensor: axes, and the streams along them
+    outputs: Mapping[str, str]  # by norm: the stream that its output turns with
+
+
 def identities(promise: Promise, before: Stored, after: Stored) -> Iterator[Identity]:
     """Every identity between stored tensors that a fold promises, in words, and whether it holds.
 
@@ -108,6 +118,26 @@ def scaling_identities(scaling: Scaling, before: Stored, after: Stored) -> Itera
         else:
             same = bool((new == np.ldexp(old, exponent)).all())
         yield f"{name} is 2^{exponent} times what it was", same
+
+
+def turning_identities(turning: Turning, before: Stored, after: Stored) -> Iterator[Identity]:
+    """Every matrix is orthogonal and keeps what it must, and every tensor that was turned is what it was, turned back.
+
+    >>> half = np.array([[1.0, -1.0], [1.0, 1.0]]) / np.sqrt(2)
+    >>> turning = Turning({"x": half}, frozenset(), {"W": ((1, "x"),)}, {})
+    >>> dict(turning_identities(turning, lambda name: np.eye(2), lambda name: half))
+    {'the matrix of x is orthogonal': True, 'W turned back is what it was': True}
+    """
+    for stream, matrix in turning.matrices.items():
+        one = np.eye(len(matrix))
+        yield f"the matrix of {stream} is orthogonal", _small(matrix @ matrix.T - one, one)
+        if stream in turning.keep_ones:
+            yield f"the matrix of {stream} keeps the vector of ones", _small(matrix.sum(axis=1) - 1, one)
+    for name, axes in turning.axes.items():
+        old, new = before(name), after(name)
+        for axis, stream in axes:
+            new = np.moveaxis(np.tensordot(new, turning.matrices[stream], ([axis], [1])), -1, axis)
+        yield f"{name} turned back is what it was", _small(new - old, old)
 
 
 def _of_reader(taken: Taken, reader: TakenBy, centred: bool, before: Stored, after: Stored) -> Iterator[Identity]:

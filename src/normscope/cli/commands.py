@@ -340,12 +340,21 @@ def fold(
             help="Give a head tied to the token table its own copy of the matrix, and fold that too.",
         ),
     ] = False,
+    rotate: Annotated[
+        str | None,
+        typer.Option(
+            "--rotate",
+            metavar="KIND",
+            help="Turn streams by an orthogonal matrix: hadamard, random, or a .npy file. Gains are folded first.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed of a rotation.", min=0)] = 0,
     rescale: Annotated[
         str | None,
         typer.Option(
             "--rescale",
             metavar="TYPE",
-            help="Keep streams within a type, such as float16, by powers of two: exact, nothing is folded.",
+            help="Keep streams within a type, such as float16, by powers of two. Without --rotate nothing is folded.",
         ),
     ] = None,
     tolerance: Annotated[
@@ -377,6 +386,8 @@ def fold(
         out=out,
         rms=rms,
         untie=untie,
+        rotate=rotate,
+        seed=seed,
         rescale=rescale,
         tolerance=tolerance,
         plan=plan,

@@ -13,14 +13,15 @@ The result is a model of the same architecture with other weights, which compute
     deployed    both models in their own dtype, compared with the error that the original makes there
     algebra     identities of weights, which need no inputs: `normscope.certificates.check_fold`
 
-A model can also be rescaled (`rescale`): nothing is folded then, and every difference above is of powers of two.
+Streams can also be turned by an orthogonal matrix (`rotate`), once gains are folded, and multiplied by powers of two
+(`rescale`), which by itself needs no fold. These rewrites follow one another, with one certificate for all.
 """
 
 import copy
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from normscope.certificates.check_fold import Scaling, Stored, identities, scaling_identities
+from normscope.certificates.check_fold import Scaling
 from normscope.checks import first_line
 from normscope.errors import InputError, TraceError
 from normscope.models.batches import Inputs, first_batch
@@ -39,20 +40,29 @@ from normscope.models.float64_run import difference, evaluate, outputs_of
 from normscope.models.graph import ModelGraph, trace
 from normscope.models.subject import Model, Subject, Text
 from normscope.progress import Progress, silent
-from normscope.results.folding import AFTER_LOOKUP, FOLDED, LARGEST_DIFFERENCE, Certificate, Decision, Folding
+from normscope.results.folding import (
+    AFTER_LOOKUP,
+    FOLDED,
+    LARGEST_DIFFERENCE,
+    Certificate,
+    Decision,
+    Folding,
+)
 from normscope.results.folding import NormVerdict as Verdict
-from normscope.results.layer_ranges import TYPES
-from normscope.rewrite.eps_settings import EpsSettings, eps_identities
-from normscope.rewrite.folded_weights import FoldedWeights, NewWeights, ScaledWeights, store, stored_as_computed
+from normscope.rewrite.folded_weights import (
+    FoldedWeights,
+    NewWeights,
+    store,
+    stored_as_computed,
+)
 from normscope.rewrite.norm_places import Watch
 from normscope.rewrite.plan import Plan, decide, unchanged
-from normscope.rewrite.rescale import plan_rescale
+from normscope.rewrite.rewrites import TOLERANCE, Rewrites, Wanted
 from normscope.rewrite.rms_modules import Replaced, replace_norms
 from normscope.rewrite.saved_model import Source, TracedCall, require_new_folder, save_folding
 from normscope.rewrite.stored_tensors import StoredTensors, Uses, give_copies, ties
 from normscope.rewrite.streams import Streams
 
-TOLERANCE = 1e-2  # relative error of rescaled gains that are stored as 1 + w
 TRIES = 3  # number of random roundings of the original
 
 
@@ -64,6 +74,8 @@ def fold(
     out: str | os.PathLike[str] | None = None,
     rms: bool = False,
     untie: bool = False,
+    rotate: str | os.PathLike[str] | None = None,
+    seed: int = 0,
     rescale: str | None = None,
     tolerance: float = TOLERANCE,
     plan: bool = False,
@@ -87,9 +99,14 @@ def fold(
     untie
         Give a head tied to the token table its own copy of the matrix. Otherwise the table stays unchanged, and the
         last gain too.
+    rotate
+        "hadamard", "random" or a .npy file with an orthogonal matrix: turn every stream by such a matrix where nothing
+        acts on its single channels. Gains are folded first.
+    seed
+        Of the random signs, orders and matrices of a rotation.
     rescale
         The name of a type, such as "float16": multiply streams, and other values that can pass its largest number, by
-        powers of two until they can't, in place of folding.
+        powers of two until they can't. Without `rotate` nothing is folded then.
     tolerance
         The largest relative error that rescaled gains may have where they are stored as 1 + w, which costs digits.
     plan
@@ -117,13 +134,13 @@ def fold(
     """
     if out is not None:
         require_new_folder(Path(out))
-    wanted = Wanted(rms, untie, rescale, tolerance)
+    wanted = Wanted(rms, untie, None if rotate is None else os.fspath(rotate), seed, rescale, tolerance)
     source = Source.of(Path(model)) if isinstance(model, str | Path) else None
     stored = None if source is None else source.dtype
     subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype or stored)
     if plan:
-        if out is not None or rms or untie or rescale:
-            raise InputError("plan can't be combined with out, rms, untie or rescale: it decides, and changes nothing")
+        if out is not None or wanted != Wanted():
+            raise InputError("plan can't be combined with other options: it decides, and changes nothing")
         return _planned(subject)
     live = subject.module
     if any(parameter.is_meta for parameter in live.parameters()):
@@ -134,24 +151,6 @@ def fold(
     folding = _folded(live, graph, example, wanted, subject.input_ranges, progress)
     folding = replace(folding, model=subject.name, call=replace(folding.call, source=source))
     return folding if out is None else save_folding(folding, out)
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is asked of a fold."""
-
-    rms: bool
-    untie: bool
-    rescale: str | None
-    tolerance: float
-
-    def __post_init__(self) -> None:
-        if self.rescale is not None and self.rescale not in TYPES:
-            raise InputError(f"rescale must be one of {', '.join(TYPES)}, got {self.rescale!r}")
-        if not self.tolerance >= 0:
-            raise InputError(f"tolerance must be 0 or more, got {self.tolerance!r}")
-        if self.rms and self.rescale is not None:
-            raise InputError("rms can't be combined with rescale: fold the model first, then rescale the result")
 
 
 def _planned(subject: Subject) -> Folding:
@@ -186,27 +185,17 @@ def _folded(
             raise InputError(f"{type(model).__name__} computes something else without its ties: fold it with them")
     stored = uses.tensors if wanted.untie and tied else StoredTensors(folded)
     plan = decide(folded, uses, norms, watched.mistaken)
-    if wanted.rescale is not None:
+    if wanted.rescale is not None and wanted.rotate is None:
         plan = unchanged(plan, "only scales were changed")
-    weights: NewWeights = FoldedWeights(original, plan.promise, uses.tensors)
-    checked = list(identities(plan.promise, _arrays(original.in_float64), _arrays(weights.__getitem__)))
-    program, replaced, rescaling = uses.graph, None, None
+    rewrites = Rewrites(folded, original, uses, plan, Streams(uses.graph, norms, watched.mistaken), norms)
+    if wanted.rotate is not None:
+        rewrites.rotate(wanted.rotate, wanted.seed)
     if wanted.rescale is not None:
-        before = weights
-        streams = Streams(uses.graph, norms, watched.mistaken)
-        settings = EpsSettings(folded, norms, streams.calls)
-        rescaling = plan_rescale(folded, uses, streams, norms, before, settings, wanted.rescale, given)
-        weights = ScaledWeights(before, rescaling.scaling)
-        checked += scaling_identities(rescaling.scaling, _arrays(before.__getitem__), _arrays(weights.__getitem__))
-        if rescaling.settings:
-            for setting, exponent in rescaling.settings.items():
-                settings.multiply(folded, setting, 2.0**exponent)
-            program = trace(folded, example)
-            factors = {norm: 2.0 ** rescaling.settings.get(each, 0) for norm, each in settings.of_norm.items()}
-            checked += eps_identities(uses.graph, program, factors)
+        rewrites.rescale(wanted.rescale, given, example)
+    weights, checked, program, replaced = rewrites.weights, rewrites.checked, rewrites.graph, None
     changed = store(weights, stored)
     checked += stored_as_computed(weights, stored)
-    gain_rounding = None if rescaling is None else _gain_rounding(rescaling.scaling, weights, stored, wanted.tolerance)
+    gain_rounding = _gain_rounding(rewrites.scaling, weights, stored, wanted.tolerance)
     if wanted.rms:
         assert isinstance(weights, FoldedWeights)
         replaced = replace_norms(folded, uses.graph, plan, norms, weights)
@@ -216,7 +205,6 @@ def _folded(
     args, kwargs = graph.program.example_inputs
     outputs = [outputs_of(each, args, kwargs) for each in (model, folded)]
     written = difference(evaluate(program.program, stored.in_float64), reference)
-    scaling = None if rescaling is None else rescaling.scaling
     return Folding(
         model=type(model).__name__,
         norms=plan.verdicts if replaced is None else tuple(_with_look_ups(plan, replaced)),
@@ -226,7 +214,9 @@ def _folded(
             dtype=_dtype(folded),
             rewrite_difference=_finite(difference(unrounded + rewritten.outputs(), reference + watched.outputs())),
             written_difference=_finite(written),
-            rounding_difference=_finite(_rounding(graph.program, original, changed, scaling, reference, progress)),
+            rounding_difference=_finite(
+                _rounding(graph.program, original, changed, rewrites.scaling, reference, progress)
+            ),
             read_back=False,
             difference=_finite(difference(outputs[1], outputs[0])),
             original_error=_finite(difference(outputs[0], reference)),
@@ -237,7 +227,7 @@ def _folded(
         ),
         tied=() if wanted.untie else tuple(tie for tie in tied if original.first_name(tie.table) not in changed),
         untied=tied if wanted.untie else (),
-        streams=() if rescaling is None else rescaling.verdicts,
+        streams=tuple(rewrites.verdicts),
         gain_rounding=gain_rounding,
         not_run=not_run,
         rms=wanted.rms,
@@ -246,10 +236,6 @@ def _folded(
         module=folded,
         call=TracedCall(args, kwargs, program.program, reference, outputs[1]),
     )
-
-
-def _arrays(stored: Callable[[str], Tensor]) -> Stored:
-    return lambda name: stored(name).numpy()
 
 
 def _gain_rounding(scaling: Scaling, weights: NewWeights, stored: StoredTensors, tolerance: float) -> float | None:
@@ -298,7 +284,7 @@ def _rounding(
     program: ExportedProgram,
     tensors: StoredTensors,
     changed: Collection[str],
-    scaling: Scaling | None,
+    scaling: Scaling,
     reference: list[Tensor],
     progress: Progress,
 ) -> float:
@@ -307,7 +293,7 @@ def _rounding(
     The largest of a few tries, so that a lucky one does not count as the rounding error. Gains that are stored as
     1 + w and rescaled are rounded as they are stored then, which costs them digits.
     """
-    gains = {} if scaling is None else {name: scaling.exponents.get(name, 0) for name in scaling.gains_less_one}
+    gains = {name: scaling.exponents.get(name, 0) for name in scaling.gains_less_one}
     seeds = {tensors.first_name(name): seed for seed, name in enumerate(changed)}
 
     def rounded(name: str, number: int) -> Tensor:

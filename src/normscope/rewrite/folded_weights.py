@@ -3,6 +3,7 @@
     writer of a stream     W ← ΠW over its outputs
     reader of a norm       W ← W·diag(t),  c ← c + f·W·s        f: factor between norm and reader
     the norm itself        g ← g/t,  b ← (b − s)/t
+    in a turned stream     W ← WQ along the axis of the channels
     at another scale       W ← 2^k·W,  or 2^k·(1 + w) − 1 for a gain that is stored as 1 + w
 
 Tensors are computed on demand and not kept, so that no second model in float64 has to fit into memory.
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from normscope.certificates.check_fold import Promise, Scaling
+from normscope.certificates.check_fold import Promise, Scaling, Turning
 from normscope.rewrite.stored_tensors import StoredTensors
 
 
@@ -92,6 +93,29 @@ class FoldedWeights(NewWeights):
     def restored(self, norm: str, output: Tensor) -> Tensor:
         taken = self._taken.get(norm)
         return output if taken is None else torch.tensor(taken.gain) * output + torch.tensor(taken.bias)
+
+
+class TurnedWeights(NewWeights):
+    """The tensors of a model after streams were turned by orthogonal matrices."""
+
+    def __init__(self, before: NewWeights, turning: Turning) -> None:
+        super().__init__(before.names)
+        self._before, self._turning = before, turning
+        self._matrices = {stream: torch.tensor(matrix) for stream, matrix in turning.matrices.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        values = self._before[name]
+        for axis, stream in self._turning.axes.get(self.names.first_name(name), ()):
+            values = (values.movedim(axis, -1) @ self._matrices[stream]).movedim(-1, axis)
+        return values.contiguous()
+
+    @property
+    def touched(self) -> frozenset[str]:
+        return self._before.touched | self._turning.axes.keys()
+
+    def restored(self, norm: str, output: Tensor) -> Tensor:
+        stream = self._turning.outputs.get(norm)
+        return self._before.restored(norm, output if stream is None else output @ self._matrices[stream].T)
 
 
 class ScaledWeights(NewWeights):
