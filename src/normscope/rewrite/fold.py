@@ -148,7 +148,7 @@ def fold(
     given = subject.example
     example = example_inputs(live) if given is None else first_batch(live, given)
     graph = _traced(live, example, generated=given is None)
-    folding = _folded(live, graph, example, wanted, subject.input_ranges, progress)
+    folding = _folded(live, graph, example, wanted, subject.input_ranges, progress, has_text=subject.text is not None)
     folding = replace(folding, model=subject.name, call=replace(folding.call, source=source))
     return folding if out is None else save_folding(folding, out)
 
@@ -170,6 +170,8 @@ def _folded(
     wanted: Wanted,
     given: Mapping[str, tuple[float, float]],
     progress: Progress,
+    *,
+    has_text: bool,
 ) -> Folding:
     norms = find_alone(model).values()  # compared below with their calls in the model's own run
     original = StoredTensors(model)
@@ -191,7 +193,7 @@ def _folded(
     if wanted.rotate is not None:
         rewrites.rotate(wanted.rotate, wanted.seed)
     if wanted.rescale is not None:
-        rewrites.rescale(wanted.rescale, given, example)
+        rewrites.rescale(wanted.rescale, given, example, watched.mistaken, has_text=has_text)
     weights, checked, program, replaced = rewrites.weights, rewrites.checked, rewrites.graph, None
     changed = store(weights, stored)
     checked += stored_as_computed(weights, stored)

@@ -76,8 +76,12 @@ def plan_rescale(
     settings: EpsSettings,
     limit: str,
     given: Mapping[str, tuple[float, float]],
+    seen: Mapping[str, float],
 ) -> Rescaling:
-    """Decide which values are scaled, and by how much, for a model with these weights."""
+    """Decide which values are scaled, and by how much, for a model with these weights.
+
+    `given` has bounds of floating-point inputs; `seen`, the largest inputs of norms in another call.
+    """
     found = {path_of(norm): norm for norm in norms if path_of(norm) in streams.calls}
     tensors = {path: NormTensors.of(model, uses, path) for path in found}
     scales = Scales(streams, _tensors(uses), {path: each.names for path, each in tensors.items()}, settings.of_norm,
@@ -95,7 +99,27 @@ def plan_rescale(
         if node in scales.values:
             stem = scales.stem(node)
             reaches[stem] = reaches.get(stem, Reach()).with_(reach)
+    for path, peak in seen.items():
+        for call in streams.calls.get(path, ()):
+            stem = scales.stem(call.value)
+            reaches[stem] = reaches.get(stem, Reach()).with_(Reach(seen=peak))
     return _Powers(scales, streams, uses, reaches, TYPES[limit], limit).plan(tensors, settings)
+
+
+def largest_inputs(streams: Streams, weights: NewWeights) -> dict[str, float]:
+    """The largest entry of what every norm reads in the traced call, in float64."""
+    norms: dict[Node, list[str]] = {}
+    for path, calls in streams.calls.items():
+        for call in calls:
+            norms.setdefault(call.value, []).append(path)
+    seen: dict[str, float] = {}
+
+    def note(node: Node, value: Tensor) -> None:
+        for path in norms.get(node, ()):
+            seen[path] = max(seen.get(path, 0.0), float(value.abs().max()))
+
+    evaluate(streams.graph.program, weights.__getitem__, note)
+    return seen
 
 
 def _tensors(uses: Uses) -> Callable[[str], tuple[str, str]]:

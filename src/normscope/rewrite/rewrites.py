@@ -20,6 +20,7 @@ from normscope.certificates.check_fold import (
     turning_identities,
 )
 from normscope.errors import InputError
+from normscope.models.example_inputs import example_inputs
 from normscope.models.graph import trace
 from normscope.results.folding import StreamVerdict
 from normscope.results.inventory import FoundNorm
@@ -28,7 +29,7 @@ from normscope.rewrite.eps_settings import EpsSettings, eps_identities
 from normscope.rewrite.folded_weights import FoldedWeights, NewWeights, ScaledWeights, TurnedWeights
 from normscope.rewrite.orthogonal import KINDS, read_matrix
 from normscope.rewrite.plan import Plan
-from normscope.rewrite.rescale import plan_rescale
+from normscope.rewrite.rescale import largest_inputs, plan_rescale
 from normscope.rewrite.rotation import plan_rotation
 from normscope.rewrite.stored_tensors import StoredTensors, Uses
 from normscope.rewrite.streams import Streams
@@ -90,12 +91,26 @@ class Rewrites:
             rotations.turning, _arrays(before.__getitem__), _arrays(self.weights.__getitem__)
         )
 
-    def rescale(self, limit: str, given: Mapping[str, tuple[float, float]], example: Mapping[str, Any]) -> None:
-        """Multiply values by powers of two until they stay within a type; the model itself gets another eps."""
+    def rescale(
+        self,
+        limit: str,
+        given: Mapping[str, tuple[float, float]],
+        example: Mapping[str, Any],
+        mistaken: Mapping[str, str],
+        *,
+        has_text: bool,
+    ) -> None:
+        """Multiply values by powers of two until they stay within a type; the model itself gets another eps.
+
+        Bounds come from a short call, as those of `ranges` do, which is compared with one of another length.
+        """
         settings = EpsSettings(self._model, self._norms, self._streams.calls)
-        rescaling = plan_rescale(
-            self._model, self._uses, self._streams, self._norms, self.weights, settings, limit, given
-        )
+        uses, streams = self._uses, self._streams
+        if has_text:
+            uses = Uses(uses.tensors, trace(self._model, example_inputs(self._model)))
+            streams = Streams(uses.graph, self._norms, mistaken)
+        seen = largest_inputs(self._streams, self.weights) if has_text else {}
+        rescaling = plan_rescale(self._model, uses, streams, self._norms, self.weights, settings, limit, given, seen)
         before, self.weights = self.weights, ScaledWeights(self.weights, rescaling.scaling)
         self.scaling = rescaling.scaling
         self.verdicts += rescaling.verdicts
