@@ -21,7 +21,7 @@ if not (INTERPRETED or torch.cuda.is_available()):
 from normscope.nn import triton_kernels  # noqa: E402  (it imports triton)
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
-# Rows, groups, channels: groups of 1, 2, 3 channels, one row, no rows, one large group, several tiles of rows, of groups.
+# Rows, groups, channels: groups of 1, 2 and 3 channels, one row, no rows, a large group, several tiles.
 SHAPES = [(5, 9, 3), (1, 1, 1), (3, 4, 1), (4, 3, 2), (7, 2, 33), (0, 2, 4), (1, 6, 4), (2, 1, 1500), (700, 2, 3)]
 SHAPES += [(3, 700, 2)]
 
