@@ -7,6 +7,7 @@
 A blocked attempt raises `NoNetworkError`, a FileNotFoundError: whatever is not in the folder does not exist.
 """
 
+import gc
 import os
 import re
 import sys
@@ -92,6 +93,18 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
+def no_collection() -> Iterator[None]:
+    """Without garbage collection, which walks again and again through all that is imported or traced and stays."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
 def as_run(model: "nn.Module") -> Iterator[None]:
     """While a model is exported, its code sees the same flags as in a plain run, and so computes the same.
 
@@ -122,7 +135,9 @@ def version() -> str:
 
 def config_class(kind: object) -> "type[PreTrainedConfig] | None":
     """The class of configurations with this model_type; None if there is none."""
-    import transformers
+    with no_collection():
+        import transformers
+        import transformers.modeling_utils
 
     known = isinstance(kind, str) and kind in transformers.CONFIG_MAPPING
     return transformers.CONFIG_MAPPING[kind] if known else None  # type: ignore[index]
