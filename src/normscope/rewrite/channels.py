@@ -39,10 +39,11 @@ def terms_of(node: Node, axis: int) -> list[Any] | None:
     kind = kind_of(node)
     if kind in ("add", "sub"):
         return list(node.args[:2])
-    if kind in ("cat", "concat"):
+    if kind in ("cat", "concat", "stack"):
         parts: Any = node.args[0]
         dimension: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-        return list(parts) if _from_the_end(dimension, node) != axis else None
+        along = _from_the_end(dimension, node)
+        return list(parts) if along < axis or (along > axis and kind != "stack") else None
     if kind in ("mul", "div"):
         for value in node.args[:2]:
             if isinstance(value, Node) and scaling(node, value, axis) is not None:
