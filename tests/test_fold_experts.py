@@ -19,6 +19,7 @@ from normscope.errors import NotCertifiedError
 from normscope.models.example_inputs import example_inputs
 from normscope.models.graph import trace
 from normscope.results.folding import FOLDED, KEPT
+from normscope.rewrite import stored_tensors
 from normscope.rewrite.folded_weights import FoldedWeights
 
 EXPERTS, SIZE, CHOSEN, TOKENS = 4, 6, 2, 7
@@ -128,6 +129,17 @@ def rows_put_back(self, y, shares, chosen):
     return total
 
 
+def tokens_that_are_sent(self, y, shares, chosen):
+    """As many rows for each expert as the numbers decide; none for one of them."""
+    total = torch.zeros_like(y)
+    for e in range(EXPERTS):
+        tokens, place = torch.where(chosen == e)
+        hidden = F.linear(y[tokens], self.up[e].T, self.up_bias[e]).relu()
+        out = hidden @ self.down[e] + self.down_bias[e]
+        total.index_add_(0, tokens, out * shares[tokens, place, None])
+    return total
+
+
 def grouped(rows, stack, ends):
     return torch.ops.transformers.grouped_mm_fallback(rows, stack, ends)
 
@@ -136,7 +148,7 @@ WAYS = {
     way.__name__: way
     for way in (
         entry_by_entry, entries_added_up, side_by_side, matrices_on_the_left, by_einsum, a_matrix_for_every_row,
-        rows_in_groups, rows_put_back,
+        rows_in_groups, rows_put_back, tokens_that_are_sent,
     )
 }  # fmt: skip
 
@@ -265,6 +277,10 @@ def in_another_order(self, y, shares, chosen):
     return (y @ self.up[:, torch.tensor([1, 0, 2, 3, 4, 5])]).sum(dim=0)
 
 
+def tokens_added_up_first(self, y, shares, chosen):
+    return torch.einsum("td,edf->ef", y, self.up).sum(dim=0).expand(len(y), -1)
+
+
 def channels_over_experts(self, y, shares, chosen):
     return (y @ self.up.reshape(SIZE, -1)).view(-1, EXPERTS, SIZE).sum(dim=1)
 
@@ -277,6 +293,7 @@ def channels_over_experts(self, y, shares, chosen):
         (both_ways_round, "multiplies with up and with its transpose"),
         (a_stack_with_another_norm, "multiplies with up, which the model uses too"),
         (in_another_order, "which is not a product with one stored matrix"),
+        (tokens_added_up_first, "which is not a product with one stored matrix"),
         (channels_over_experts, "which is not a product with one stored matrix"),
     ],
 )
@@ -310,10 +327,11 @@ def test_one_expert_that_is_left_out_breaks_the_certificate_though_no_token_meet
 
 
 class ListOfExperts(nn.Module):
-    """Experts that are modules, one of them twice; every token goes to all."""
+    """Experts that are modules, one of them twice; every token goes to all, or to some."""
 
-    def __init__(self):
+    def __init__(self, *, to_all):
         super().__init__()
+        self.to_all = to_all
         self.table, self.norm, self.router = nn.Embedding(TOKENS, SIZE), nn.LayerNorm(SIZE), nn.Linear(SIZE, 3)
         one, other = (nn.Sequential(nn.Linear(SIZE, SIZE), nn.ReLU(), nn.Linear(SIZE, SIZE)) for _ in range(2))
         self.experts, self.last, self.head = nn.ModuleList([one, other, one]), nn.LayerNorm(SIZE), nn.Linear(SIZE, 3)
@@ -325,12 +343,19 @@ class ListOfExperts(nn.Module):
         x = self.table(ids)
         y = self.norm(x)
         gates = self.router(y).softmax(dim=-1)
-        made = torch.stack([expert(y) for expert in self.experts], dim=-2)
-        return self.head(self.last(x + (made * gates.unsqueeze(-1)).sum(dim=-2)))
+        if self.to_all:
+            made = torch.stack([expert(y) for expert in self.experts], dim=-2)
+            return self.head(self.last(x + (made * gates.unsqueeze(-1)).sum(dim=-2)))
+        total, (shares, chosen) = torch.zeros_like(y), gates.topk(CHOSEN)
+        for number, expert in enumerate(self.experts):
+            tokens, place = torch.where(chosen == number)
+            total.index_add_(0, tokens, expert(y[tokens]) * shares[tokens, place, None])
+        return self.head(self.last(x + total))
 
 
-def test_experts_in_a_list_are_layers_like_others_also_if_one_is_there_twice():
-    folding = fold(ListOfExperts(), inputs=IDS)
+@pytest.mark.parametrize("to_all", [True, False])
+def test_experts_in_a_list_are_layers_like_others_also_if_one_is_there_twice(to_all):
+    folding = fold(ListOfExperts(to_all=to_all), inputs=IDS)
     assert folding.holds, folding.certificate
     assert folding.kept == {}
     assert {"experts.0.0.weight", "experts.1.0.weight", "experts.0.2.bias"} <= set(folding.changed)
@@ -360,6 +385,15 @@ def test_a_written_model_holds_with_every_implementation_of_experts(architecture
             assert loaded.config._experts_implementation == implementation
         apart = outputs(loaded, **example).logits - expected
         assert apart.abs().max() < 1e-4 * expected.abs().max()
+
+
+def test_a_plan_reads_stacks_in_parts_and_decides_the_same(tmp_path, monkeypatch):
+    model = random_model("mixtral")
+    model.save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(stored_tensors, "BLOCK", 64)
+    planned = fold(tmp_path / "model", plan=True)
+    assert planned.norms == fold(model).norms
+    assert all(each.affine.what == FOLDED for each in planned.norms)
 
 
 def test_the_layout_is_found_in_bfloat16_where_torch_multiplies_groups_itself():
