@@ -9,15 +9,19 @@ import typer
 from normscope.cli.options import (
     DEVICE,
     DTYPE,
+    LOCAL,
     DeviceOption,
     DtypeOption,
+    EngineOption,
     FolderArgument,
     ForceFlag,
     InputsOption,
     LinesFlag,
     ModelArgument,
     TextOption,
+    WorkersOption,
     command,
+    engine_of,
     model_of,
     printable,
     progress,
@@ -250,6 +254,8 @@ def keys(
     max_keys: Annotated[int | None, typer.Option(help="Only the first N keys of each sequence.", min=1)] = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
+    engine: EngineOption = LOCAL,
+    workers: WorkersOption = None,
     keep: bool = False,
 ) -> Any:
     """Which keys of a text no query can give the highest score, and how close heads can come to equal attention."""
@@ -257,18 +263,20 @@ def keys(
         raise InputError("keys needs a text or inputs: give --text (a file, or 'sample') or --inputs FILE")
     from normscope.studies.keys import keys as ask
 
-    return ask(
-        model_of(model),
-        **run_on(text, inputs, lines),
-        at=at.value,
-        queries=queries.value,
-        rivals=rivals.value,
-        max_keys=max_keys,
-        keep=keep,
-        device=device,
-        dtype=dtype,
-        progress=progress,
-    )
+    with engine_of(engine, workers) as where:
+        return ask(
+            model_of(model),
+            **run_on(text, inputs, lines),
+            at=at.value,
+            queries=queries.value,
+            rivals=rivals.value,
+            max_keys=max_keys,
+            keep=keep,
+            device=device,
+            dtype=dtype,
+            engine=where,
+            progress=progress,
+        )
 
 
 @command(saves=False, resumes=True)

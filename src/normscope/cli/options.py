@@ -4,7 +4,9 @@ import inspect
 import json as jsonlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,9 +18,20 @@ from normscope.progress import Progress
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from normscope.engine import Engine
+
 SAMPLE = "sample"
 RESEARCH = "Research"  # panel of `normscope --help` with networks that are built, experiments and measurements
 DEVICE, DTYPE = "cpu", "float32"
+
+
+class EngineName(StrEnum):
+    local = "local"
+    ray = "ray"
+    slurm = "slurm"
+
+
+LOCAL = EngineName.local
 ModelArgument = Annotated[
     Path | None,
     typer.Argument(
@@ -75,6 +88,17 @@ TextOption = Annotated[
 ]
 LinesFlag = Annotated[bool, typer.Option("--lines", metavar="", help="Each line of the text is a sequence of its own.")]
 DeviceOption = Annotated[str, typer.Option(help="Device to run the model on.")]
+EngineOption = Annotated[
+    EngineName,
+    typer.Option(
+        help="Where independent pieces run: processes of this machine, a Ray cluster (the one at RAY_ADDRESS, or one "
+        "for this run), or SLURM jobs."
+    ),
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(help="Pieces that run at the same time; 1: in this process.", show_default="one per core", min=1),
+]
 DtypeOption = Annotated[str, typer.Option(help="Data type to run the model in: float32, float64, bfloat16 or float16.")]
 
 
@@ -106,6 +130,18 @@ def run_on(text: str | None, inputs: Path | None, lines: bool = False) -> dict[s
     from normscope.models.load import read_text
 
     return {"text": read_text(Path(text)).splitlines()}
+
+
+@contextmanager
+def engine_of(name: EngineName, workers: int | None) -> "Iterator[Engine]":
+    """The engine that --engine and --workers ask for; only to reach a Ray cluster is a socket opened."""
+    from normscope.engine import open_engine
+    from normscope.models.transformers_library import network_allowed
+
+    with ExitStack() as stack:
+        with network_allowed() if name == EngineName.ray else nullcontext():
+            engine = stack.enter_context(open_engine(name.value, workers))
+        yield engine
 
 
 def progress(things: Iterable[Any], what: str) -> Iterable[Any]:
