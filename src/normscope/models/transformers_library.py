@@ -77,6 +77,18 @@ def no_network() -> Iterator[list[str]]:
 
 
 @contextmanager
+def network_allowed() -> Iterator[None]:
+    """Sockets in this thread and in those that it starts, inside `no_network`: to reach a cluster that a user named."""
+    thread = threading.current_thread()
+    outer = _locked.pop(thread, None)
+    try:
+        yield
+    finally:
+        if outer is not None:
+            _locked[thread] = outer
+
+
+@contextmanager
 def quiet() -> Iterator[None]:
     """No progress bars, reports or warnings of transformers: normscope reports what matters in one line."""
     from transformers.utils import logging
