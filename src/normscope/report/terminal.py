@@ -38,16 +38,22 @@ def show(result: Result, console: Console, *, everything: bool = False) -> None:
 
 
 def as_csv(result: Result) -> str:
-    """The first table of a result, with all its columns; other values than numbers and text as on the terminal."""
+    """The first table of a result, with all its columns."""
+    headings, rows = plain_rows(result)
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([headings, *rows] if headings else [])
+    return file.getvalue()
+
+
+def plain_rows(result: Result) -> tuple[list[str], list[list[Any]]]:
+    """Headings and rows of the first table, with all columns; other values than numbers and text as on the terminal."""
     shown = next(iter(tables_of(result, brief=False)), None)
     if shown is None:
-        return ""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([column.heading for column in shown.columns])
-    for values, cells in zip(shown.values, shown.cells, strict=True):
-        writer.writerow([_csv_value(value, cell) for value, cell in zip(values, cells, strict=True)])
-    return file.getvalue()
+        return [], []
+    rows = zip(shown.values, shown.cells, strict=True)
+    return [column.heading for column in shown.columns], [
+        [_csv_value(value, cell) for value, cell in zip(values, cells, strict=True)] for values, cells in rows
+    ]
 
 
 def printable(text: str) -> str:

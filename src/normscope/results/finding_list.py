@@ -40,8 +40,8 @@ class Finding:
         Sure,
         Column(
             "how sure",
-            "Proved for all inputs; proved, for this text; seen on the text; or heuristic: exact numbers, judged by a "
-            "threshold.",
+            "Proved for all inputs; proved, for this text; seen on the text; planned from the graph; or heuristic: "
+            "exact numbers, judged by a threshold.",
         ),
     ]
     title: Annotated[str, Column("what", "What was found, where, and its number.")]

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from normscope.results.inspection import Inspection
-from normscope.rules import norm_gains, norm_inputs, norm_kinds
+from normscope.rules import norm_gains, norm_inputs, norm_kinds, stream_channels
 from normscope.rules.norm_gains import anisotropy, known
 from normscope.rules.prose import count, number
 from normscope.rules.rule import Rule, titles
@@ -17,9 +17,9 @@ CAVEATS: tuple[Rule, ...] = (
 )
 FINDINGS: tuple[Rule, ...] = (  # most important first
     norm_gains.norm_overflow,
-    norm_inputs.massive_activation,
+    stream_channels.massive_activation,
     norm_inputs.large_mean,
-    norm_inputs.outlier_channel,
+    stream_channels.outlier_channel,
     norm_inputs.eps_dominates,
     norm_gains.dead_channels,
     norm_gains.uneven_axes,

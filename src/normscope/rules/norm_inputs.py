@@ -4,140 +4,31 @@ from collections import Counter
 from collections.abc import Callable
 from statistics import median
 
-import numpy as np
-
 from normscope.results.inspection import Inspection, Landing, NormGeometry
 from normscope.results.rows import Spread
-from normscope.rules.norm_gains import FLOAT16_MAX, known, names, second
-from normscope.rules.prose import listed, name, number, part, percent, quoted_token, verb
+from normscope.rules.norm_gains import known, names, second
+from normscope.rules.prose import listed, name, number, part, percent, verb
 from normscope.rules.rule import NEEDS_TEXT, Outcome, Threshold, found, rule
 
-MASSIVE, LARGE = 1000.0, 100.0  # largest entry over the median entry, and its size, above
 RISKY_MEAN = 30.0  # |mean|/σ, above: half precision loses about five of its eleven bits to the mean
 MUCH_ALONG_ONES = 0.1  # median share of |x|², above
 FAR_FROM_SURFACE = 0.95  # median closeness, below
-OUTLIERS, OUTLYING = 3, 0.3  # channels that are added up; their share of a median input's squared length, above
-FEWEST_CHANNELS = 64  # of norms where channels can be outliers
 SHARP = 5.0  # median step over the least, above
 NOT_AFFINE = 0.1  # share of the output's variance that an affine map leaves, above
-INT8, LARGEST = 127.0, float(np.finfo(float).max)  # the largest float stands for infinity
 
 
-def _landed(result: Inspection, figure: Callable[[Landing], float | None]) -> list[tuple[NormGeometry, float]]:
+def landed(result: Inspection, figure: Callable[[Landing], float | None]) -> list[tuple[NormGeometry, float]]:
+    """The norms that were seen on the text and for which a figure has a finite value, with it."""
     return known(result, lambda norm: None if norm.landing is None else figure(norm.landing))
+
+
+def landed_values(result: Inspection, figure: Callable[[Landing], float | None]) -> list[float]:
+    """The finite values of a figure, of all norms that were seen on the text."""
+    return [value for _, value in landed(result, figure)]
 
 
 def _median(spread: Spread | None) -> float | None:
     return None if spread is None else spread.median
-
-
-def _peak(landing: Landing) -> float | None:
-    if landing.largest is None or landing.typical is None:
-        return None
-    size = abs(landing.largest.value)
-    return size / landing.typical if landing.typical else LARGEST if size else 0.0
-
-
-def _massive(landing: Landing) -> float | None:
-    """The same, of inputs with a large entry: beside a median of nearly zero, any entry would stand out."""
-    return _peak(landing) if landing.largest is not None and abs(landing.largest.value) > LARGE else None
-
-
-@rule(
-    "NS102",
-    "massive-activation",
-    Threshold(
-        MASSIVE,
-        lambda result: max(_landed_values(result, _massive), default=None),
-        "largest entry of a norm's input over the median, where it is above 100",
-    ),
-)
-def massive_activation(result: Inspection) -> Outcome:
-    """One channel of the stream is thousands of times larger than the others, at some tokens.
-
-    An entry counts as massive if it is above 100 and above 1,000 times the median entry, as Sun et al. define it
-    (Massive Activations in Large Language Models, 2024). The ratio alone is not enough: beside a median of nearly
-    zero, as in a fresh V-JEPA 2, any entry stands out. Large models write huge values to one or two channels of a
-    few tokens, mostly the first of a sequence, and use them as a constant that attention can rest on. They are a
-    matter of the weights: `normscope spikes` bounds them for all inputs.
-
-    Why it matters: they take up the range of half precision, and one scale for a whole tensor rounds everything else
-    away. What to do: keep norms and the stream in float32 or bfloat16, and quantise channel by channel.
-    """
-    peaks = _landed(result, _peak)
-    if not peaks:
-        return NEEDS_TEXT
-    beyond = [pair for pair in _landed(result, _massive) if pair[1] > MASSIVE]
-    worst, ratio = max(beyond or peaks, key=second)
-    assert worst.landing is not None
-    assert worst.landing.largest is not None
-    assert worst.landing.typical is not None
-    largest = worst.landing.largest
-    if not beyond:
-        return (
-            f"No entry of a norm's input is more than {number(ratio)} times the median entry: "
-            f"{number(largest.value)} in channel {largest.channel} before {name(worst.name)}."
-        )
-    massive = [norm for norm, _ in beyond if _channel(norm) == largest.channel]
-    others = sorted({_channel(norm) for norm, _ in beyond} - {largest.channel, None}, key=str)
-    size = abs(largest.value)
-    squared = " and its square overflows" if size**2 > FLOAT16_MAX else ""
-    return [
-        found(
-            "warning",
-            "seen on the text",
-            "stream",
-            title=f"Channel {largest.channel} of the stream reaches {number(largest.value)} at {_place(worst)}.",
-            evidence=f"The median entry there is {number(worst.landing.typical)}"
-            f"{f': {number(ratio)} times less' if worst.landing.typical else ''}. "
-            f"{_story(result, massive)}" + (f" Channel {listed(others)} is massive elsewhere." if others else ""),
-            why=f"It uses up {percent(min(1.0, size / FLOAT16_MAX))} of float16{squared}; with one scale per tensor, "
-            f"8-bit steps would be {number(size / INT8)}.",
-            do="Keep norms in float32; quantise per channel. For bounds over all inputs: normscope spikes.",
-            sites=_writers(result, massive[0]),
-            norms=names(massive),
-            figure=(ratio, MASSIVE),
-        )
-    ]
-
-
-def _channel(norm: NormGeometry) -> int | None:
-    return None if norm.landing is None or norm.landing.largest is None else norm.landing.largest.channel
-
-
-def _place(norm: NormGeometry) -> str:
-    """The token of the largest entry."""
-    assert norm.landing is not None
-    at = None if norm.landing.largest is None else norm.landing.largest.token
-    if at is None:
-        return f"one input of {name(norm.name)}"
-    text = "" if at.text is None else f", {quoted_token(at.text)}"
-    place = "the first token of a sequence" if at.position == 0 else f"token {at.position} of sequence {at.sequence}"
-    return f"{place}{text}"
-
-
-def _before(result: Inspection, norm: NormGeometry) -> NormGeometry | None:
-    """The norm before this one that has as many channels, and was seen."""
-    alike = [each for each in result.norms if each.found.size == norm.found.size and _channel(each) is not None]
-    place = next(at for at, each in enumerate(alike) if each is norm)
-    return alike[place - 1] if place else None
-
-
-def _writers(result: Inspection, norm: NormGeometry) -> tuple[str, ...]:
-    """The modules that write to the input of a norm, but not to that of the norm before it."""
-    before = _before(result, norm)
-    known_before = set(before.reads or ()) if before is not None else set()
-    return tuple(path for path in norm.reads or () if path not in known_before) or (norm.name,)
-
-
-def _story(result: Inspection, massive: list[NormGeometry]) -> str:
-    """Who writes a massive activation, and how far it stays."""
-    first, last, before = massive[0], massive[-1], _before(result, massive[0])
-    least = ""
-    if before is not None and before.landing is not None and before.landing.largest is not None:
-        least = f" (at most {number(abs(before.landing.largest.value))} before)"
-    stays = f"; it stays until {name(last.name)}" if last is not first else ""
-    return f"{listed(map(name, _writers(result, first)), 2)} writes it{least}{stays}."
 
 
 @rule(
@@ -175,7 +66,7 @@ def large_mean(result: Inspection) -> Outcome:
             title=f"|mean|/σ of the input reaches {number(value)} in {name(worst.name)} and exceeds {RISKY_MEAN:.0f} "
             f"in {part(risky, result.norms)}: a risk in half precision.",
             evidence=f"The median over all norms and inputs is "
-            f"{number(median(_landed_values(result, lambda landing: _median(landing.mean_over_sigma)) or [0.0]))}.",
+            f"{number(median(landed_values(result, lambda landing: _median(landing.mean_over_sigma)) or [0.0]))}.",
             why="Half precision holds eleven bits, and the mean takes log2 of this ratio of them.",
             do="Run this norm in float32, or fold its mean: normscope fold.",
             sites=names(risky),
@@ -186,11 +77,7 @@ def large_mean(result: Inspection) -> Outcome:
 
 
 def _means(result: Inspection) -> list[tuple[NormGeometry, float]]:
-    return _landed(result, lambda landing: landing.mean_over_sigma_max)
-
-
-def _landed_values(result: Inspection, figure: Callable[[Landing], float | None]) -> list[float]:
-    return [value for _, value in _landed(result, figure)]
+    return landed(result, lambda landing: landing.mean_over_sigma_max)
 
 
 def _ones(landing: Landing) -> float | None:
@@ -202,7 +89,7 @@ def _ones(landing: Landing) -> float | None:
     "mean-dominates",
     Threshold(
         MUCH_ALONG_ONES,
-        lambda result: max(_landed_values(result, _ones), default=None),
+        lambda result: max(landed_values(result, _ones), default=None),
         "share of the mean in |x|² at a norm, median over inputs",
     ),
 )
@@ -214,7 +101,7 @@ def mean_dominates(result: Inspection) -> Outcome:
 
     What to do: do not replace this LayerNorm by an RMSNorm as it is; `normscope fold --rms` does it without a change.
     """
-    shares = _landed(result, _ones)
+    shares = landed(result, _ones)
     if not shares:
         return NEEDS_TEXT
     most, share = max(shares, key=second)
@@ -250,7 +137,7 @@ def _nearness(landing: Landing) -> float | None:
     "eps-dominates",
     Threshold(
         FAR_FROM_SURFACE,
-        lambda result: min(_landed_values(result, _nearness), default=None),
+        lambda result: min(landed_values(result, _nearness), default=None),
         "closeness of outputs to the surface, median over inputs",
         below=True,
     ),
@@ -263,7 +150,7 @@ def eps_dominates(result: Inspection) -> Outcome:
 
     What to do: check that eps is that of training, and that the input is not scaled down by mistake.
     """
-    near = _landed(result, _nearness)
+    near = landed(result, _nearness)
     if not near:
         return NEEDS_TEXT
     worst, value = min(near, key=second)
@@ -291,76 +178,9 @@ def eps_dominates(result: Inspection) -> Outcome:
     ]
 
 
-def _shares(norm: NormGeometry) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None":
-    sample = None if norm.landing is None else norm.landing.sample
-    return None if sample is None else sample.input_shares
-
-
-def _outlying(norm: NormGeometry) -> float | None:
-    """What the largest channels hold of the squared length of a median input."""
-    shares = _shares(norm)
-    return None if shares is None or len(shares) < FEWEST_CHANNELS else float(np.sort(shares)[-OUTLIERS:].sum())
-
-
-def _most_outlying(result: Inspection) -> float | None:
-    return max((value for _, value in known(result, _outlying)), default=None)
-
-
-@rule(
-    "NS304",
-    "outlier-channel",
-    Threshold(OUTLYING, _most_outlying, "share of the three largest channels in the squared length of a median input"),
-)
-def outlier_channel(result: Inspection) -> Outcome:
-    """A few channels of the stream hold much of a typical token.
-
-    A norm divides by the length of its input. Where three of hundreds of channels hold half of it, a change in these
-    three rescales all the others.
-
-    What to do: look at these channels first when you patch, steer or quantise; quantise channel by channel.
-    """
-    values = known(result, _outlying)
-    if not values:
-        narrow = any(norm.landing for norm in result.norms)
-        return f"No norm has {FEWEST_CHANNELS} channels or more." if narrow else NEEDS_TEXT
-    worst, share = max(values, key=second)
-    having = [norm for norm, value in values if value > OUTLYING]
-    if not having:
-        return (
-            f"The three largest channels hold at most {percent(share)} of a median token, before {name(worst.name)}; "
-            f"an even share is {percent(OUTLIERS / worst.found.size)}."
-        )
-    size = worst.found.size
-    alike = {norm.name: shares for norm in having if (shares := _shares(norm)) is not None and len(shares) == size}
-    for most in (np.sum(list(alike.values()), axis=0), alike[worst.name]):  # the same channels everywhere, if there are
-        channels = [int(at) for at in np.argsort(-most, kind="stable")[:OUTLIERS]]
-        held = {path: total for path, shares in alike.items() if (total := float(shares[channels].sum())) > OUTLYING}
-        if held:
-            break
-    where = list(held)
-    before = name(where[0]) if len(where) == 1 else f"{len(where)} norms, {name(where[0])} to {name(where[-1])}"
-    shares_held = f"{percent(min(held.values()))} to {percent(max(held.values()))}" if len(where) > 1 else "as much"
-    return [
-        found(
-            "warning",
-            "seen on the text",
-            "stream",
-            title=f"Channels {listed(channels)} hold about {100 * median(held.values()):.0f}% of a typical token's "
-            "squared length.",
-            evidence=f"Of a median token they hold {shares_held} before {before}; an even share "
-            f"of {len(channels)} channels is {percent(len(channels) / size)}.",
-            why=f"A change in them rescales the other {size - len(channels)} channels.",
-            do="Look at them first when you patch, steer or quantise.",
-            sites=_writers(result, next(norm for norm in having if norm.name in held)),
-            norms=tuple(where),
-            figure=(share, OUTLYING),
-        )
-    ]
-
-
 def _steps(result: Inspection) -> list[tuple[NormGeometry, float]]:
     """The median step of the norms that have as many channels as most."""
-    steps = [pair for pair in _landed(result, lambda landing: _median(landing.step)) if pair[1] > 0]
+    steps = [pair for pair in landed(result, lambda landing: _median(landing.step)) if pair[1] > 0]
     sizes = Counter(norm.found.size for norm, _ in steps)
     return [(norm, step) for norm, step in steps if norm.found.size == sizes.most_common(1)[0][0]]
 

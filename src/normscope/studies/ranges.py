@@ -26,14 +26,14 @@ from normscope.models.batches import Inputs
 from normscope.models.graph import LinearReader, ModelGraph
 from normscope.models.graph_operations import handed_on, kind_of
 from normscope.models.subject import Model, Subject, Text
-from normscope.progress import Progress, silent
+from normscope.progress import Progress, silent, sized
 from normscope.results.inventory import FoundNorm
 from normscope.results.layer_ranges import TYPES, UNITS, Grade, LayerRanges, Limit, TensorRange, Verdict
 from normscope.studies.driving_inputs import Written
 from normscope.studies.layer_watch import TIGHTENED, LayerWatch
 from normscope.studies.observed import Observed, Seen, observed
 from normscope.studies.range_proofs import closed_form_proof, is_proved
-from normscope.studies.range_rows import by_channel, by_module, sized, with_text
+from normscope.studies.range_rows import by_channel, by_module, with_text
 from normscope.tensors.linear_rows import Linear
 from normscope.tensors.roles import Role, roles_of
 from normscope.tensors.traced_nodes import has_floats

@@ -189,10 +189,9 @@ class _Run:
         return math.inf if self._seconds is None else self._started + self._seconds - time.monotonic()
 
     def _tokens(self) -> Result:
-        path = self._subject.path
-        runs = path is None or path.is_dir()  # the table of a file is read from its tensors
         seconds = VOCABULARY_SECONDS if self._seconds is None else max(0.0, self._left())
-        return vocab(self._subject if runs else self._subject.without_text(), seconds=seconds, progress=self._progress)
+        subject = self._subject if self._runs("token_verdicts") else self._subject.without_text()
+        return vocab(subject, seconds=seconds, progress=self._progress)
 
     def _folding(self) -> Result:
         """The certified fold of a small model; of a large one, what can be folded."""
@@ -221,12 +220,19 @@ class _Run:
         search, rows, seen = self._walked()
         return search.as_result(rows, seen)
 
+    def _runs(self, kind: str) -> bool:
+        """Whether a part runs the model: keys always do; the token table of a file is read from its tensors."""
+        path = self._subject.path
+        if kind == "token_verdicts" and path is not None and path.is_file():
+            return False
+        return self._subject.runs or kind == "key_selection"
+
     def _command(self, kind: str) -> str:
         """What computes a part, for the same model."""
         name, path = COMMANDS[kind], self._subject.path
         if path is None:
             return f"normscope.{name}(model, inputs=…)"
-        runs = f" {self._subject.run_option}" if self._subject.runs or kind == "key_selection" else ""
+        runs = f" {self._subject.run_option}" if self._runs(kind) else ""
         return f"normscope {name}{named_on_the_command_line(path)}{runs}"
 
 

@@ -51,16 +51,29 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def interleaved(functions: dict[str, Callable[[], object]], rounds: int, repeats: dict[str, int]) -> dict[str, float]:
+def interleaved(
+    functions: dict[str, Callable[[], object]],
+    rounds: int,
+    repeats: dict[str, int],
+    clock: Callable[[], float] = time.process_time,
+) -> dict[str, float]:
     """Median CPU seconds of each function; in each round, function f is called repeats[f] times (once if not named)."""
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
             for _ in range(repeats.get(name, 1)):
-                start = time.process_time()
+                start = clock()
                 function()
-                seconds[name].append(time.process_time() - start)
+                seconds[name].append(clock() - start)
     return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def gpu_time() -> float:
+    """Wall time when the GPU has done all that it was given."""
+    import torch
+
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def cpu_seconds(work: Callable[..., Answer], *arguments: Any) -> tuple[Answer, float]:

@@ -125,8 +125,11 @@ def fold(quick: QuickFlag = False) -> Any:
 
 @bench.command("lng")
 @command()
-def lng(quick: QuickFlag = False) -> Any:
+def lng(
+    quick: QuickFlag = False,
+    device: Annotated[str, typer.Option(help="What to measure: cpu, or cuda for a GPU.")] = "cpu",
+) -> Any:
     """LayerNorm, RMSNorm and LN-G, fused, against torch's functions, forward and backward (some minutes)."""
     from normscope_lab.bench.lng_bench import FULL, QUICK, run
 
-    return run(QUICK if quick else FULL, bar)
+    return run(QUICK if quick else FULL, bar, device)
