@@ -166,3 +166,56 @@ def test_a_rotation_with_one_tensor_left_out_fails_and_writes_nothing(left_out, 
     with pytest.raises(NotCertifiedError, match="not the same function"):
         fold(folding_model("llama", layers=1), rotate="hadamard", out=tmp_path / "rotated")
     assert list(tmp_path.iterdir()) == []
+
+
+class Attention(nn.Module):
+    """Two query heads that share one value head, from a layer that makes queries, keys and values at once."""
+
+    def __init__(self, between=None):
+        super().__init__()
+        self.norm, self.all, self.out = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(8, 8)
+        self.last, self.head, self.between = nn.LayerNorm(8), nn.Linear(8, 3), between
+
+    def forward(self, x):
+        q, k, v = self.all(self.norm(x)).split((8, 4, 4), dim=-1)
+        q = q.unflatten(-1, (2, 4)).transpose(1, 2)
+        k, v = (each.unsqueeze(1).expand(-1, 2, -1, -1) for each in (k, v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.head(self.last(self.out(y * y.sigmoid() if self.between == "gate" else y)))
+
+
+@pytest.mark.parametrize("between", [None, "gate"])
+def test_value_heads_turn_with_the_layer_that_reads_them_unless_something_is_between(between):
+    torch.manual_seed(0)
+    model = Attention(between)
+    folding = fold(model, inputs=torch.randn(2, 5, 8), rotate="hadamard", rotate_heads=True)
+    verdict = folding.streams[-1]
+    assert verdict.stream == "value heads of the model"
+    assert folding.certificate.rewrite_difference < 1e-13
+    assert folding.holds
+    if between:
+        assert verdict.what == KEPT_STREAM
+        return
+    assert verdict.what == ROTATED
+    plain = fold(model, inputs=torch.randn(2, 5, 8), rotate="hadamard")
+    assert torch.equal(folding.module.all.weight[:12], plain.module.all.weight[:12])  # queries and keys
+    assert not torch.allclose(folding.module.all.weight[12:], plain.module.all.weight[12:])
+    assert not torch.allclose(folding.module.all.bias[12:], plain.module.all.bias[12:])
+
+
+def test_heads_that_are_turned_without_their_reader_fail(monkeypatch):
+    honest = rewrites.plan_heads
+
+    def forgetful(*args):
+        turning, verdicts = honest(*args)
+        turning.axes["out.weight"] = tuple(place for place in turning.axes["out.weight"] if place[0] != 1)
+        return turning, verdicts
+
+    monkeypatch.setattr(rewrites, "plan_heads", forgetful)
+    folding = fold(Attention(), inputs=torch.randn(2, 5, 8), rotate="random", rotate_heads=True)
+    assert not folding.holds
+
+
+def test_rotated_heads_need_a_rotation():
+    with pytest.raises(InputError, match="rotate_heads needs rotate"):
+        fold(Attention(), inputs=torch.randn(2, 5, 8), rotate_heads=True)

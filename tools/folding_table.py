@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 RESULTS, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "folding.md"
 TABLE = "<!-- table: python tools/folding_table.py -->", "<!-- end of table -->"
 REWRITES = "<!-- rewrites: python tools/folding_table.py --rewrites -->", "<!-- end of rewrites -->"
-HUGE = 2.0**14  # what the token table or the first layer is multiplied by, so that there is something to rescale
+HUGE = 2.0**18  # what tables and convolutions are multiplied by, so that there is something to rescale
 SPEED = "<!-- speed: python tools/folding_table.py --speed -->", "<!-- end of speed -->"
 
 
@@ -77,7 +77,7 @@ def row_of(architecture, name):
 
 
 def rewrites_of(architecture, name):
-    """What became of the streams of one architecture: with a huge first layer rescaled, as it is rotated."""
+    """What became of the streams of one architecture: with huge tables rescaled, as it is rotated."""
     import torch
 
     from folding_models import folding_model
@@ -85,8 +85,9 @@ def rewrites_of(architecture, name):
 
     huge = folding_model(architecture)
     with torch.no_grad():
-        for values in huge.get_input_embeddings().parameters():
-            values.mul_(HUGE)
+        for module in huge.modules():
+            if isinstance(module, torch.nn.Embedding | torch.nn.Conv2d):
+                module.weight.mul_(HUGE)
     row = {"model": name}
     plans = {"rescale": (huge, {"rescale": "float16"}), "rotate": (folding_model(architecture), {"rotate": "hadamard"})}
     for what, (model, options) in plans.items():
@@ -119,7 +120,10 @@ def rewrites_of(architecture, name):
 
 
 def rewrites_table(rows) -> str:
-    lines = ["| model | `--rescale float16` | float64 | float32 | `--rotate hadamard` | float64 |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| model | `--rescale float16` | float64 | float32 | `--rotate hadamard` | float64 |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in rows:
         cells = [row["model"]]
         for what in ("rescale", "rotate"):

@@ -418,6 +418,9 @@ def fold(
             help="Turn streams by an orthogonal matrix: hadamard, random, or a .npy file. Gains are folded first.",
         ),
     ] = None,
+    rotate_heads: Annotated[
+        bool, typer.Option("--rotate-heads", metavar="", help="With --rotate: also turn the values inside every head.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Random seed of a rotation.", min=0)] = 0,
     rescale: Annotated[
         str | None,
@@ -457,6 +460,7 @@ def fold(
         rms=rms,
         untie=untie,
         rotate=rotate,
+        rotate_heads=rotate_heads,
         seed=seed,
         rescale=rescale,
         tolerance=tolerance,

@@ -75,6 +75,7 @@ def fold(
     rms: bool = False,
     untie: bool = False,
     rotate: str | os.PathLike[str] | None = None,
+    rotate_heads: bool = False,
     seed: int = 0,
     rescale: str | None = None,
     tolerance: float = TOLERANCE,
@@ -102,6 +103,8 @@ def fold(
     rotate
         "hadamard", "random" or a .npy file with an orthogonal matrix: turn every stream by such a matrix where nothing
         acts on its single channels. Gains are folded first.
+    rotate_heads
+        Also turn the values inside every head; those of a file's matrix are turned by a Hadamard matrix.
     seed
         Of the random signs, orders and matrices of a rotation.
     rescale
@@ -134,7 +137,8 @@ def fold(
     """
     if out is not None:
         require_new_folder(Path(out))
-    wanted = Wanted(rms, untie, None if rotate is None else os.fspath(rotate), seed, rescale, tolerance)
+    matrix = None if rotate is None else os.fspath(rotate)
+    wanted = Wanted(rms, untie, matrix, rotate_heads, seed, rescale, tolerance)
     source = Source.of(Path(model)) if isinstance(model, str | Path) else None
     stored = None if source is None else source.dtype
     subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype or stored)
@@ -191,7 +195,7 @@ def _folded(
         plan = unchanged(plan, "only scales were changed")
     rewrites = Rewrites(folded, original, uses, plan, Streams(uses.graph, norms, watched.mistaken), norms)
     if wanted.rotate is not None:
-        rewrites.rotate(wanted.rotate, wanted.seed)
+        rewrites.rotate(wanted.rotate, wanted.seed, heads=wanted.rotate_heads)
     if wanted.rescale is not None:
         rewrites.rescale(wanted.rescale, given, example, watched.mistaken, has_text=has_text)
     weights, checked, program, replaced = rewrites.weights, rewrites.checked, rewrites.graph, None

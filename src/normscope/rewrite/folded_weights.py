@@ -101,7 +101,7 @@ class TurnedWeights(NewWeights):
     def __init__(self, before: NewWeights, turning: Turning) -> None:
         super().__init__(before.names)
         self._before, self._turning = before, turning
-        self._matrices = {stream: torch.tensor(matrix) for stream, matrix in turning.matrices.items()}
+        self._matrices = {stream: torch.from_numpy(matrix) for stream, matrix in turning.matrices.items()}
 
     def __getitem__(self, name: str) -> Tensor:
         values = self._before[name]

@@ -33,6 +33,7 @@ from normscope.rewrite.rescale import largest_inputs, plan_rescale
 from normscope.rewrite.rotation import plan_rotation
 from normscope.rewrite.stored_tensors import StoredTensors, Uses
 from normscope.rewrite.streams import Streams
+from normscope.rewrite.value_heads import plan_heads
 
 TOLERANCE = 1e-2  # relative error of rescaled gains that are stored as 1 + w
 
@@ -44,6 +45,7 @@ class Wanted:
     rms: bool = False
     untie: bool = False
     rotate: str | None = None
+    rotate_heads: bool = False
     seed: int = 0
     rescale: str | None = None
     tolerance: float = TOLERANCE
@@ -55,6 +57,8 @@ class Wanted:
             raise InputError(f"tolerance must be 0 or more, got {self.tolerance!r}")
         if self.rms and (self.rescale is not None or self.rotate is not None):
             raise InputError("rms can't be combined with rescale or rotate, whose results have the same architecture")
+        if self.rotate_heads and self.rotate is None:
+            raise InputError("rotate_heads needs rotate: hadamard, random or a .npy file")
         if self.seed < 0:
             raise InputError(f"seed must be 0 or more, got {self.seed}")
         if self.rotate is not None and self.rotate not in KINDS:
@@ -82,14 +86,17 @@ class Rewrites:
             identities(plan.promise, _arrays(original.in_float64), _arrays(self.weights.__getitem__))
         )
 
-    def rotate(self, kind: str, seed: int) -> None:
-        """Turn every stream that can be turned."""
+    def rotate(self, kind: str, seed: int, *, heads: bool) -> None:
+        """Turn every stream that can be turned, and value heads."""
         rotations = plan_rotation(self._model, self._uses, self._streams, self._norms, self.weights, kind, seed)
-        before, self.weights = self.weights, TurnedWeights(self.weights, rotations.turning)
+        turning = rotations.turning
         self.verdicts += rotations.verdicts
-        self.checked += turning_identities(
-            rotations.turning, _arrays(before.__getitem__), _arrays(self.weights.__getitem__)
-        )
+        if heads:
+            of_heads = kind if kind in KINDS else KINDS[0]
+            turning, verdicts = plan_heads(self._uses, self._streams, turning, of_heads, seed)
+            self.verdicts += verdicts
+        before, self.weights = self.weights, TurnedWeights(self.weights, turning)
+        self.checked += turning_identities(turning, _arrays(before.__getitem__), _arrays(self.weights.__getitem__))
 
     def rescale(
         self,
