@@ -141,8 +141,9 @@ def streams_in_words(found) -> str:
         words = f"{stream['what']}: {stream['how']}" if stream["what"] == "kept as it is" else stream["what"]
         words += f", 2^{stream['exponent']}" if stream["what"] == "rescaled" else ""
         said[words] = said.get(words, 0) + 1
-    untied = "; untied" if found["untied"] is True else ""
-    return "; ".join(f"{count} {words}" for words, count in said.items()) + untied
+    more = ["untied"] if found["untied"] is True else []
+    more += [] if found["holds"] else ["**refused**: in float32, rounding costs more than ten times as much"]
+    return "; ".join([f"{count} {words}" for words, count in said.items()] + more)
 
 
 def general(reason: str) -> str:
