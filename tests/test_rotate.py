@@ -153,7 +153,7 @@ def test_a_matrix_of_a_file_is_checked_and_used(tmp_path):
 
 
 @pytest.mark.parametrize("left_out", ["q_proj", "o_proj", "lm_head"])
-def test_a_rotation_with_one_tensor_left_out_fails_and_writes_nothing(left_out, monkeypatch, tmp_path, capsys):
+def test_a_rotation_with_one_tensor_left_out_fails_and_writes_nothing(left_out, monkeypatch, tmp_path):
     honest = rewrites.plan_rotation
 
     def forgetful(*args):
@@ -166,6 +166,27 @@ def test_a_rotation_with_one_tensor_left_out_fails_and_writes_nothing(left_out, 
     with pytest.raises(NotCertifiedError, match="not the same function"):
         fold(folding_model("llama", layers=1), rotate="hadamard", out=tmp_path / "rotated")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_ends_with_1_and_writes_nothing_if_a_reader_is_left_out(monkeypatch, run_here, tmp_path):
+    honest = rewrites.plan_rotation
+
+    def forgetful(*args):
+        rotations = honest(*args)
+        del rotations.turning.axes["transformer.h.1.attn.c_attn.weight"]
+        return rotations
+
+    command = ("fold", "--rotate", "hadamard", "--untie", "--seed", 1, "-o", tmp_path / "rotated")
+    monkeypatch.setattr(rewrites, "plan_rotation", forgetful)
+    done = run_here(*command)
+    assert done.returncode == 1
+    assert "not the same function" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(rewrites, "plan_rotation", honest)
+    done = run_here(*command)
+    assert done.returncode == 0
+    assert "Hadamard" in done.stdout
+    assert (tmp_path / "rotated" / "config.json").exists()
 
 
 class Attention(nn.Module):
