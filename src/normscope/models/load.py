@@ -71,6 +71,14 @@ def require_dtype(dtype: str) -> None:
         raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
 
 
+def require_device(device: str) -> None:
+    """Refuse a device that torch does not know, or that is not there."""
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # RuntimeError, AssertionError, NotImplementedError: torch's words differ by device
+        raise InputError(f"device must be one that torch can use here, got {device!r}: {first_line(error)}") from error
+
+
 def _warn_of_notes(path: Path, config: dict[str, Any]) -> None:
     """Warn of what in a config.json is not supported."""
     for note in notes_on(config):

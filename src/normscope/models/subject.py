@@ -25,6 +25,8 @@ from normscope.models.load import (
     named,
     open_weights,
     read_text,
+    require_device,
+    require_dtype,
     text_batches,
 )
 from normscope.models.second_trace import TwoSizes
@@ -63,6 +65,10 @@ class Subject:
             raise InputError(f"text must be the text itself, and {text!r} is the name of a file: give Path({text!r})")
         if text is not None and isinstance(model, nn.Module):
             raise InputError("text needs a folder with a tokenizer; for a module give inputs")
+        if dtype is not None:
+            require_dtype(dtype)
+        if device != "cpu":
+            require_device(device)
         self._model, self._text, self._inputs = model, text, inputs
         self._device, self._dtype = device, dtype
         self.path = None if isinstance(model, nn.Module) else Path(model)
