@@ -19,8 +19,12 @@ a score is off by at most
 
 where e and e' bound the double-precision errors of y and h before rounding. A token that wins by more than twice
 that provably wins; one that wins or loses by less is a near tie, which `certificates.token_scores` decides.
+
+Axes and coordinates take V·N² products, which for a large table is more than the time that is given. Then single
+channels serve as axes: nothing has to be multiplied, and the rest holds as it is.
 """
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +38,7 @@ from normscope.vocabulary.token_view import View
 
 SCORES = 2**24  # held at a time: 64 MB
 SINGLE = 2.0**-24  # unit roundoff
+SHARE = 0.2  # of the time that is left: more is not spent on principal axes
 NOTHING = 1e-12  # variance over the largest, that counts as none
 VANISHING = 1e-36  # more than what single precision loses of coordinates and products that are too small for it
 
@@ -55,10 +60,13 @@ class OwnDirections:
         rank = self._map.shape[1]
         heights = np.zeros(len(view)) if view.heights is None else view.heights / self._unit
         coordinates = np.empty((len(view), rank + (view.heights is not None)), np.float32)
-        farthest = 0.0
+        farthest, channels = 0.0, channels_of(frame)
         for part in view.parts():
             centred = view.points(part) - frame.center
-            coordinates[part, :rank] = centred @ self._map
+            if channels is None:
+                coordinates[part, :rank] = centred @ self._map
+            else:
+                coordinates[part, :rank] = centred[:, channels] * self._map[channels, np.arange(rank)]
             farthest = max(farthest, float(np.linalg.norm(centred, axis=1).max()))
         coordinates[:, rank:] = heights[:, None]
         size = view.table.channels
@@ -75,7 +83,8 @@ class OwnDirections:
         self._order = np.argsort(-(lengths + typical * heights), kind="stable")
         self._place = np.empty(len(self._order), np.int64)
         self._place[self._order] = np.arange(len(self._order))
-        self._coordinates = coordinates[self._order]
+        _reorder(coordinates, self._order)
+        self._coordinates = coordinates
         self._lengths, self._heights, self._n = lengths[self._order], heights[self._order], asking[self._order]
         share = 1.01 * (coordinates.shape[1] + 2) * SINGLE
         off = share * self._lengths.max() + self._point_error
@@ -146,21 +155,62 @@ def coordinate_map(frame: Frame, power: float) -> Floats:
     return np.asarray(frame.axes * (relative ** (-power / 2) / scale_of(frame)))
 
 
-def frame_of(view: View) -> Frame:
-    """Center and principal axes of the points of a view; directions in which they do not spread are left out."""
-    total = np.zeros(view.table.channels)
+def frame_of(view: View, deadline: float | None = None) -> Frame:
+    """Center and axes of the points of a view; directions in which they do not spread are left out.
+
+    Principal axes; single channels if these would take more than a part of the time until the deadline.
+    """
+    total, squares = np.zeros(view.table.channels), np.zeros(view.table.channels)
     for part in view.parts():
         total += view.points(part).sum(axis=0)
     center = total / len(view)
-    scatter = np.zeros((len(center), len(center)))
-    for part in view.parts():
+    scatter, parts = np.zeros((len(center), len(center))), list(view.parts())
+    start = time.monotonic()
+    for number, part in enumerate(parts):
         centred = view.points(part) - center
         scatter += centred.T @ centred
-    variances, axes = np.linalg.eigh(scatter / len(view))
-    kept = np.flatnonzero(variances > NOTHING * max(variances[-1], 0.0))[::-1]
-    if not len(kept):  # all points coincide
-        return Frame(center, axes[:, :1].copy(), np.ones(1))
-    return Frame(center, np.ascontiguousarray(axes[:, kept]), variances[kept])
+        now = time.monotonic()
+        if deadline is not None and (now - start) * len(parts) / (number + 1) > SHARE * (deadline - start):
+            break
+    else:
+        variances, axes = np.linalg.eigh(scatter / len(view))
+        kept = np.flatnonzero(variances > NOTHING * max(variances[-1], 0.0))[::-1]
+        if not len(kept):  # all points coincide
+            return Frame(center, axes[:, :1].copy(), np.ones(1))
+        return Frame(center, np.ascontiguousarray(axes[:, kept]), variances[kept])
+    del scatter
+    for part in parts:
+        squares += ((view.points(part) - center) ** 2).sum(axis=0)
+    return _channel_frame(center, squares / len(view))
+
+
+def _channel_frame(center: Floats, variances: Floats) -> Frame:
+    """Channels as axes, those of the largest variance first; one at least."""
+    order = np.argsort(-variances, kind="stable")
+    kept = order[: max(1, np.count_nonzero(variances > NOTHING * variances.max()))]
+    return Frame(center, np.eye(len(center))[:, kept], np.where(variances[kept] > 0, variances[kept], 1.0))
+
+
+def channels_of(frame: Frame) -> Ints | None:
+    """The channel of each axis; None unless all axes are single channels."""
+    if (np.count_nonzero(frame.axes, axis=0) != 1).any():
+        return None
+    channels = np.abs(frame.axes).argmax(axis=0)
+    return channels if (frame.axes[channels, np.arange(len(channels))] == 1).all() else None
+
+
+def _reorder(rows: NDArray[np.float32], order: Ints) -> None:
+    """rows[order], in place: a second copy of a large table would not fit."""
+    left = order.copy()
+    for start in range(len(order)):
+        if left[start] < 0:
+            continue
+        first, place = rows[start].copy(), start
+        while left[place] != start:
+            source = int(left[place])
+            rows[place], left[place] = rows[source], -1
+            place = source
+        rows[place], left[place] = first, -1
 
 
 def _lengths(vectors: NDArray[np.float32]) -> Floats:
