@@ -2,7 +2,7 @@
 
     python tools/large_vocabulary.py /tmp/large.safetensors [--tokens 256000] [--channels 4096]
 
-Rows are random: lengths vary by a log-normal factor, channels by another, 64 directions are shared, and so is an offset.
+Rows are random: lengths vary by a log-normal factor, channels by another; 64 directions and an offset are shared.
 The norm before it is an RMSNorm with gains around 1. The file is written block by block and is always the same.
 """
 

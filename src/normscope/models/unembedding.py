@@ -277,9 +277,7 @@ def _link(model: nn.Module, probe: _Probe, linear: list[str]) -> "_Link | str":
     return _Link(layers=tuple((name, layer) for name, layer in layers if isinstance(layer, nn.Linear)))
 
 
-def _with_norm(
-    found: FoundNorm, link: _Link, rows: Matrix, bias: Floats | None, name: str
-) -> Unembedding:
+def _with_norm(found: FoundNorm, link: _Link, rows: Matrix, bias: Floats | None, name: str) -> Unembedding:
     norm, problem, through = found.norm, None, tuple(layer for layer, _ in link.layers)
     for _, layer in reversed(link.layers):
         wide = rows[:].astype(np.float64)

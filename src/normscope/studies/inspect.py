@@ -97,14 +97,10 @@ def _merged(mine: Inspection, ranks: Ranks) -> Inspection:
     all_of_them = [load_bytes(content, f"the result of rank {rank}") for rank, content in enumerate(contents)]
     owners = [each for each in all_of_them if isinstance(each, Inspection)]
     landings = {norm.found.name: norm.landing for each in owners for norm in each.norms if norm.landing is not None}
-    return replace(
-        mine, norms=tuple(replace(norm, landing=landings.get(norm.found.name)) for norm in mine.norms)
-    )
+    return replace(mine, norms=tuple(replace(norm, landing=landings.get(norm.found.name)) for norm in mine.norms))
 
 
-def _landings(
-    subject: Subject, inventory: Inventory, progress: Progress, ranks: Ranks
-) -> Mapping[str, Landing | None]:
+def _landings(subject: Subject, inventory: Inventory, progress: Progress, ranks: Ranks) -> Mapping[str, Landing | None]:
     """Run the model and gather the inputs of its norms, piece by piece: of those that this rank looks after."""
     model, batches = subject.module, subject.batches()
     with capture(model, norms=inventory) as captured:

@@ -32,7 +32,7 @@ from normscope.separation.ellipsoid_queries import REACHABLE, UNREACHABLE, Rival
 from normscope.separation.scores import tiles_of
 from normscope.vocabulary.findings import Answers, Findings
 from normscope.vocabulary.nearest_token import NearestPoints, Weighted, nearest_to
-from normscope.vocabulary.token_directions import OwnDirections, coordinate_map, frame_of, scale_of
+from normscope.vocabulary.token_directions import OwnDirections, channels_of, coordinate_map, frame_of, scale_of
 from normscope.vocabulary.token_view import View
 
 AT_ONCE = 256  # vectors that are checked together
@@ -242,7 +242,9 @@ def _over_ellipsoid(view: View, answers: Answers, rivals: Ints, clock: Clock, pr
     queue = _unasked(view, answers)
     if not len(queue) or clock.is_up() or not _fits(view):
         return
-    frame = answers.frame or frame_of(view)
+    frame = answers.frame
+    if frame is None or channels_of(frame) is not None:  # channels do not leave out the dead direction
+        frame = frame_of(view)
     seen = _seen(view, frame)
     squares = np.einsum("ij,ij->i", seen.points, seen.points)
     first = _first_rivals(view, rivals, queue, squares)

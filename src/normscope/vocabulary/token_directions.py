@@ -39,6 +39,8 @@ from normscope.vocabulary.token_view import View
 SCORES = 2**24  # held at a time: 64 MB
 SINGLE = 2.0**-24  # unit roundoff
 SHARE = 0.2  # of the time that is left: more is not spent on principal axes
+PROBED = 128  # points of which products are timed
+SAMPLED = 4096  # points that a frame of channels is made from
 NOTHING = 1e-12  # variance over the largest, that counts as none
 VANISHING = 1e-36  # more than what single precision loses of coordinates and products that are too small for it
 
@@ -83,7 +85,7 @@ class OwnDirections:
         self._order = np.argsort(-(lengths + typical * heights), kind="stable")
         self._place = np.empty(len(self._order), np.int64)
         self._place[self._order] = np.arange(len(self._order))
-        _reorder(coordinates, self._order)
+        reorder(coordinates, self._order)
         self._coordinates = coordinates
         self._lengths, self._heights, self._n = lengths[self._order], heights[self._order], asking[self._order]
         share = 1.01 * (coordinates.shape[1] + 2) * SINGLE
@@ -160,32 +162,35 @@ def frame_of(view: View, deadline: float | None = None) -> Frame:
 
     Principal axes; single channels if these would take more than a part of the time until the deadline.
     """
-    total, squares = np.zeros(view.table.channels), np.zeros(view.table.channels)
+    if deadline is not None and _seconds_for_axes(view) > SHARE * (deadline - time.monotonic()):
+        return _channel_frame(view)
+    total = np.zeros(view.table.channels)
     for part in view.parts():
         total += view.points(part).sum(axis=0)
     center = total / len(view)
-    scatter, parts = np.zeros((len(center), len(center))), list(view.parts())
-    start = time.monotonic()
-    for number, part in enumerate(parts):
+    scatter = np.zeros((len(center), len(center)))
+    for part in view.parts():
         centred = view.points(part) - center
         scatter += centred.T @ centred
-        now = time.monotonic()
-        if deadline is not None and (now - start) * len(parts) / (number + 1) > SHARE * (deadline - start):
-            break
-    else:
-        variances, axes = np.linalg.eigh(scatter / len(view))
-        kept = np.flatnonzero(variances > NOTHING * max(variances[-1], 0.0))[::-1]
-        if not len(kept):  # all points coincide
-            return Frame(center, axes[:, :1].copy(), np.ones(1))
-        return Frame(center, np.ascontiguousarray(axes[:, kept]), variances[kept])
-    del scatter
-    for part in parts:
-        squares += ((view.points(part) - center) ** 2).sum(axis=0)
-    return _channel_frame(center, squares / len(view))
+    variances, axes = np.linalg.eigh(scatter / len(view))
+    kept = np.flatnonzero(variances > NOTHING * max(variances[-1], 0.0))[::-1]
+    if not len(kept):  # all points coincide
+        return Frame(center, axes[:, :1].copy(), np.ones(1))
+    return Frame(center, np.ascontiguousarray(axes[:, kept]), variances[kept])
 
 
-def _channel_frame(center: Floats, variances: Floats) -> Frame:
-    """Channels as axes, those of the largest variance first; one at least."""
+def _seconds_for_axes(view: View) -> float:
+    """How long principal axes would take, from a small part of their products; the coordinates take as long again."""
+    some = view.points(slice(0, PROBED))
+    start = time.monotonic()
+    _ = some.T @ some
+    return (time.monotonic() - start) * len(view) / len(some)
+
+
+def _channel_frame(view: View) -> Frame:
+    """Channels as axes, those of the largest variance first. Any frame is right, so that some points are enough."""
+    some = view.points(np.linspace(0, len(view) - 1, min(len(view), SAMPLED)).astype(np.int64))
+    center, variances = some.mean(axis=0), some.var(axis=0)
     order = np.argsort(-variances, kind="stable")
     kept = order[: max(1, np.count_nonzero(variances > NOTHING * variances.max()))]
     return Frame(center, np.eye(len(center))[:, kept], np.where(variances[kept] > 0, variances[kept], 1.0))
@@ -199,7 +204,7 @@ def channels_of(frame: Frame) -> Ints | None:
     return channels if (frame.axes[channels, np.arange(len(channels))] == 1).all() else None
 
 
-def _reorder(rows: NDArray[np.float32], order: Ints) -> None:
+def reorder(rows: NDArray[np.float32], order: Ints) -> None:
     """rows[order], in place: a second copy of a large table would not fit."""
     left = order.copy()
     for start in range(len(order)):

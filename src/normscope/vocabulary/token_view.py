@@ -70,6 +70,8 @@ class View:
         if not self.reachable:
             return None
         center, bias = self.outputs.center, self.table.bias
+        if bias is None and not center.any():
+            return None
         heights = np.concatenate([self.table.doubles(self.names[part]) @ center for part in self.parts()])
         heights += 0.0 if bias is None else bias[self.names]
         return None if heights.min() == heights.max() else np.asarray(heights - heights.mean())
