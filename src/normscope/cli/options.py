@@ -106,7 +106,7 @@ TextOption = Annotated[
     ),
 ]
 LinesFlag = Annotated[bool, typer.Option("--lines", metavar="", help="Each line of the text is a sequence of its own.")]
-DeviceOption = Annotated[str, typer.Option(help="Device to run the model on.")]
+DeviceOption = Annotated[str, typer.Option(help="Device to run the model on; auto: several, and the disk (normscope[large]).")]
 EngineOption = Annotated[
     EngineName,
     typer.Option(

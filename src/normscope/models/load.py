@@ -250,8 +250,8 @@ def run_in_pieces(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> 
     """
     weight = next(model.parameters(), torch.empty(0))
     name = type(model).__name__
-    placed = hasattr(model, "hf_device_map")  # by accelerate, which reads weights when they are needed
-    if weight.is_meta and not placed:
+    # accelerate's hooks bring weights when they are needed; elsewhere nothing would.
+    if weight.is_meta and not any(hasattr(module, "_hf_hook") for module in model.modules()):
         raise InputError(f"{name} can't be run: it is on the meta device, where weights have no values")
     device = torch.device("cpu") if weight.is_meta else weight.device
     settings: dict[str, Any] = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}

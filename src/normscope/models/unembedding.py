@@ -219,6 +219,8 @@ def _matrix(head: nn.Module, name: str, probe: _Probe) -> tuple[TensorRows, Floa
     shape = (probe.scored.shape[1], probe.read.shape[1])
     if tuple(weight.shape) not in (shape, shape[::-1]):
         raise InputError(f"{name} must have a matrix of shape {shape} to be an unembedding, got {tuple(weight.shape)}")
+    if weight.is_meta:
+        raise InputError(f"{name} must have its matrix in memory, and it is not there: load the model on one device")
     rows = _as_stored(weight if tuple(weight.shape) == shape else weight.T)
     shift = as_floats(bias, f"{name}.bias") if isinstance(bias, Tensor) else None
     products = np.concatenate([probe.read @ block.T.astype(np.float64) for block in rows.blocks()], axis=1)

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from normscope.certificates.key_certificates import Ints
 from normscope.certificates.token_certificates import Frame
-from normscope.certificates.token_table import UNIT
+from normscope.certificates.token_table import UNIT, in_parts
 from normscope.checks import Floats
 from normscope.vocabulary.token_view import View
 
@@ -65,11 +65,12 @@ class OwnDirections:
         farthest, channels = 0.0, channels_of(frame)
         for part in view.parts():
             centred = view.points(part) - frame.center
+            farthest = max(farthest, float(np.sqrt(np.einsum("ij,ij->i", centred, centred).max())))
             if channels is None:
                 coordinates[part, :rank] = centred @ self._map
             else:
-                coordinates[part, :rank] = centred[:, channels] * self._map[channels, np.arange(rank)]
-            farthest = max(farthest, float(np.linalg.norm(centred, axis=1).max()))
+                moved = centred if rank == len(frame.center) else centred[:, channels]
+                coordinates[part, :rank] = moved * self._map[channels, np.arange(rank)]
         coordinates[:, rank:] = heights[:, None]
         size = view.table.channels
         moved = (size + 2) * UNIT * farthest + view.point_error
@@ -147,7 +148,7 @@ class OwnDirections:
 
 
 def scale_of(frame: Frame) -> float:
-    """The largest standard deviation: coordinates and heights are measured in it."""
+    """The standard deviation along the first axis: coordinates and heights are measured in it."""
     return float(np.sqrt(frame.variances[0]))
 
 
@@ -188,20 +189,22 @@ def _seconds_for_axes(view: View) -> float:
 
 
 def _channel_frame(view: View) -> Frame:
-    """Channels as axes, those of the largest variance first. Any frame is right, so that some points are enough."""
+    """Channels as axes, in their order. Any frame is right, so that some points are enough."""
     some = view.points(np.linspace(0, len(view) - 1, min(len(view), SAMPLED)).astype(np.int64))
     center, variances = some.mean(axis=0), some.var(axis=0)
-    order = np.argsort(-variances, kind="stable")
-    kept = order[: max(1, np.count_nonzero(variances > NOTHING * variances.max()))]
-    return Frame(center, np.eye(len(center))[:, kept], np.where(variances[kept] > 0, variances[kept], 1.0))
+    kept = np.flatnonzero(variances > NOTHING * variances.max())
+    if not len(kept):  # all of them coincide
+        return Frame(center, np.eye(len(center)), np.ones(len(center)))
+    return Frame(center, np.eye(len(center))[:, kept], variances[kept])
 
 
 def channels_of(frame: Frame) -> Ints | None:
-    """The channel of each axis; None unless all axes are single channels."""
+    """The channel of each axis, in increasing order; None unless all axes are such channels."""
     if (np.count_nonzero(frame.axes, axis=0) != 1).any():
         return None
     channels = np.abs(frame.axes).argmax(axis=0)
-    return channels if (frame.axes[channels, np.arange(len(channels))] == 1).all() else None
+    units = (frame.axes[channels, np.arange(len(channels))] == 1).all() and (np.diff(channels) > 0).all()
+    return channels if units else None
 
 
 def reorder(rows: NDArray[np.float32], order: Ints) -> None:
@@ -219,4 +222,8 @@ def reorder(rows: NDArray[np.float32], order: Ints) -> None:
 
 
 def _lengths(vectors: NDArray[np.float32]) -> Floats:
-    return np.asarray(np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)))
+    squares = np.empty(len(vectors))
+    for part in in_parts(*vectors.shape):
+        some = vectors[part].astype(np.float64)
+        squares[part] = np.einsum("ij,ij->i", some, some)
+    return np.asarray(np.sqrt(squares))
