@@ -6,8 +6,10 @@ import sys
 
 import pytest
 from torch import distributed
+from typer.testing import CliRunner
 
 import normscope
+from normscope.cli import app
 from normscope.data import sample_text
 from normscope.studies.ranks import Ranks
 
@@ -15,10 +17,10 @@ if not distributed.is_available() or not distributed.is_gloo_available():
     pytest.skip("this torch is built without gloo", allow_module_level=True)
 
 
-def torchrun(*arguments, ranks=2, folder=None):
-    """The command line under torchrun: exit code, standard output, standard error."""
+def torchrun(*arguments, folder):
+    """The command line on two ranks: exit code, standard output, standard error."""
     surroundings = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", "normscope"]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "normscope"]
     done = subprocess.run(
         [sys.executable, *launch, *map(str, arguments)],
         env=surroundings,
@@ -50,11 +52,19 @@ def test_two_ranks_find_what_one_process_finds(tmp_path, lines):
     assert (tmp_path / "two.safetensors").read_bytes() == alone.to_bytes()
 
 
-def test_other_commands_say_that_they_are_not_divided():
-    code, output, errors = torchrun("keys", "--text", "sample")
-    assert code != 0
-    assert "keys is not divided among processes: run it without torchrun" in errors
-    assert not output.strip()
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["keys", "--text", "sample"], "keys is not divided among processes: run it without torchrun"),
+        (["inspect"], "inspect under torchrun needs a text or inputs"),
+    ],
+)
+def test_what_is_not_divided_says_so(monkeypatch, arguments, told):
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("TORCHELASTIC_RUN_ID", "none")):
+        monkeypatch.setenv(name, value)
+    done = CliRunner().invoke(app, arguments)
+    assert told in str(done.exception)
+    assert not done.stdout.strip()
 
 
 def test_every_batch_and_every_norm_has_one_rank():

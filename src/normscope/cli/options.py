@@ -106,7 +106,9 @@ TextOption = Annotated[
     ),
 ]
 LinesFlag = Annotated[bool, typer.Option("--lines", metavar="", help="Each line of the text is a sequence of its own.")]
-DeviceOption = Annotated[str, typer.Option(help="Device to run the model on; auto: several, and the disk (normscope[large]).")]
+DeviceOption = Annotated[
+    str, typer.Option(help="Device to run the model on; auto: several, and the disk (needs accelerate).")
+]
 EngineOption = Annotated[
     EngineName,
     typer.Option(

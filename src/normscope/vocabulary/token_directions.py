@@ -69,8 +69,8 @@ class OwnDirections:
             if channels is None:
                 coordinates[part, :rank] = centred @ self._map
             else:
-                moved = centred if rank == len(frame.center) else centred[:, channels]
-                coordinates[part, :rank] = moved * self._map[channels, np.arange(rank)]
+                spread = centred if rank == len(frame.center) else centred[:, channels]
+                coordinates[part, :rank] = spread * self._map[channels, np.arange(rank)]
         coordinates[:, rank:] = heights[:, None]
         size = view.table.channels
         moved = (size + 2) * UNIT * farthest + view.point_error
