@@ -25,6 +25,7 @@ from normscope.cli.options import (
     WorkersOption,
     command,
     engine_of,
+    in_torchrun,
     model_of,
     one_or_several,
     printable,
@@ -37,6 +38,7 @@ from normscope.cli.options import (
     write,
 )
 from normscope.errors import InputError
+from normscope.progress import silent
 
 __all__ = [
     "check",
@@ -182,7 +184,7 @@ def report(
     tell_written([page])
 
 
-@command(picture=True, tables=True)
+@command(picture=True, tables=True, divides=True)
 def inspect(
     model: ModelsArgument = None,
     *,
@@ -203,10 +205,24 @@ def inspect(
 
     given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype}
     one, several = one_or_several(model)
+    if several and in_torchrun():
+        raise InputError(f"inspect under torchrun takes one model, got {len(several)}: use --engine for several")
     if several:
         return _ask_many("inspect", several, given, table, force, engine, workers)
     require_one_piece(engine, workers, table)
-    return ask(one, **given, progress=progress)
+    return _divided_inspection(one, given) if in_torchrun() else ask(one, **given, progress=progress)
+
+
+def _divided_inspection(model: Any, given: dict[str, Any]) -> Any:
+    """One share of it: the first process has the result."""
+    from normscope.models.subject import Subject
+    from normscope.studies.inspect import inspected
+    from normscope.studies.ranks import ranks_of_torchrun
+
+    subject = Subject(model, **given)
+    subject.require_runs("inspect under torchrun")
+    with ranks_of_torchrun() as ranks:
+        return inspected(subject, progress if ranks.rank == 0 else silent, ranks)
 
 
 @command(scales=True)

@@ -2,6 +2,7 @@
 
 import inspect
 import json as jsonlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -105,7 +106,9 @@ TextOption = Annotated[
     ),
 ]
 LinesFlag = Annotated[bool, typer.Option("--lines", metavar="", help="Each line of the text is a sequence of its own.")]
-DeviceOption = Annotated[str, typer.Option(help="Device to run the model on.")]
+DeviceOption = Annotated[
+    str, typer.Option(help="Device to run the model on; auto: several, and the disk (needs accelerate).")
+]
 EngineOption = Annotated[
     EngineName,
     typer.Option(
@@ -251,6 +254,7 @@ def command(
     saves: bool = True,
     resumes: bool = False,
     tables: bool = False,
+    divides: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a command of a function that returns a result: every command saves, draws and shows it the same way.
 
@@ -258,7 +262,8 @@ def command(
     --scales (with `scales`): an argument of that name then says whether the result must have scales. A command that
     `resumes` takes the path of -o as its argument `resume`, and saves there by itself. One that writes `tables` of
     several models takes the path as its argument `table` if it ends like a table, and --force as `force`. An argument
-    `keep` says whether the result will be saved. The exit code is 1 where `Result.failure` says why.
+    `keep` says whether the result will be saved. The exit code is 1 where `Result.failure` says why. Only a
+    command that `divides` its work runs under torchrun; the first process has the result, others show and save nothing.
     """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., None]:
@@ -284,6 +289,10 @@ def command(
                 if (form.get("picture") or form.get("sarif")) and one_or_several(options["model"])[1]:
                     raise InputError("--picture and --sarif take one model, got several")
             _require_possible(form | ({"save": None} if table else {}), resumes)
+            if not divides and in_torchrun():
+                raise InputError(
+                    f"{function.__name__} is not divided among processes: run it without torchrun (inspect --text is)"
+                )
             if resumes:
                 options["resume"] = form["save"]
             if "keep" in own.parameters:
@@ -296,7 +305,8 @@ def command(
                 _show(error.result, form)
                 print(f"normscope: {printable(str(error))}", file=sys.stderr)
                 raise typer.Exit(1) from None
-            _finish(result, form, written=resumes or table is not None)
+            if not divides or os.environ.get("RANK", "0") == "0" or not in_torchrun():
+                _finish(result, form, written=resumes or table is not None)
 
         parameters = [
             each
@@ -320,6 +330,11 @@ def command(
         return run
 
     return decorated
+
+
+def in_torchrun() -> bool:
+    """Whether this process is one of several that torchrun started."""
+    return os.environ.get("WORLD_SIZE", "1") not in ("", "1") and "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _require_possible(form: Mapping[str, Any], resumes: bool) -> None:

@@ -5,9 +5,11 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +27,17 @@ CONTEXT = 1024  # tokens per piece, where a model allows more
 BLOCK = 1 << 16  # characters tokenized at a time
 
 
-def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32") -> nn.Module:
+def load_model(
+    path: Path, *, device: str = "cpu", dtype: str = "float32", room: Mapping[str | int, int] | None = None
+) -> nn.Module:
     """The model of a Hugging Face folder or a .gguf file with its weights, in eval mode; refused unless all are there.
 
-    Quantized tensors of a .gguf file are decoded.
+    Quantized tensors of a .gguf file are decoded. With device "auto" the layers of a folder are placed by accelerate:
+    on GPUs, then in memory, and on the disk what is left; `room` is bytes for each, by default what is free.
     """
     require_dtype(dtype)
+    if device == "auto":
+        return _placed(path, dtype, room)
     model = _from_gguf(path, dtype) if is_gguf(path) else _from_folder(path, dtype)
     try:
         placed: nn.Module = model.eval().to(device)
@@ -91,7 +98,20 @@ def _from_gguf(path: Path, dtype: str) -> nn.Module:
     return model
 
 
-def _from_folder(path: Path, dtype: str) -> nn.Module:
+def _placed(path: Path, dtype: str, room: Mapping[str | int, int] | None) -> nn.Module:
+    """The model of a folder with its layers where there is room; those on the disk are read when they run."""
+    if is_gguf(path):
+        raise InputError(f"device auto needs a folder with config.json, got {path}: its tensors must be decoded first")
+    if find_spec("accelerate") is None:
+        raise InputError("device auto needs accelerate: pip install 'normscope[large]'")
+    folder = TemporaryDirectory(prefix="normscope-")  # for layers that can't be read from the checkpoint as they are
+    settings = {"device_map": "auto", "offload_folder": folder.name}
+    model = _from_folder(path, dtype, **settings, **({} if room is None else {"max_memory": dict(room)})).eval()
+    finalize(model, folder.cleanup)
+    return model
+
+
+def _from_folder(path: Path, dtype: str, **settings: Any) -> nn.Module:
     from transformers import AutoModel
 
     config = known_config(path)
@@ -106,6 +126,7 @@ def _from_folder(path: Path, dtype: str) -> nn.Module:
             dtype=getattr(torch, dtype),
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported in `loaded`, and refused below by name
+            **settings,
         )
     _warn_of_notes(path, config)
     _require_all_weights(path, loaded)
@@ -237,8 +258,10 @@ def run_in_pieces(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> 
     """
     weight = next(model.parameters(), torch.empty(0))
     name = type(model).__name__
-    if weight.is_meta:
+    # accelerate's hooks bring weights when they are needed; elsewhere nothing would.
+    if weight.is_meta and not any(hasattr(module, "_hf_hook") for module in model.modules()):
         raise InputError(f"{name} can't be run: it is on the meta device, where weights have no values")
+    device = torch.device("cpu") if weight.is_meta else weight.device
     settings: dict[str, Any] = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
     training = [module for module in model.modules() if module.training]
     model.eval()
@@ -246,7 +269,7 @@ def run_in_pieces(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> 
         for batch in batches:
             try:
                 with torch.no_grad():
-                    model(**{key: value.to(weight.device) for key, value in batch.items()}, **settings)
+                    model(**{key: value.to(device) for key, value in batch.items()}, **settings)
             except Exception as error:  # the model's own code, which may raise anything
                 raise InputError(f"{name} can't be run on this input: {first_line(error)}") from error
             yield
