@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from normscope.models.float64_run import keep_memory
 from normscope.nn import norm
 from normscope.progress import Progress, silent
-from normscope_lab.bench.timing import interleaved, keep_memory, one_thread, this_machine
+from normscope_lab.bench.timing import interleaved, one_thread, this_machine
 from normscope_lab.results.lng_speed import LngSpeed, Timing
 
 SEED = 0
