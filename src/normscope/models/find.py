@@ -233,7 +233,7 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, str, Form]]:
 
 
 def alike(module: nn.Module) -> Any:
-    """A key that is equal for modules that compute the same with equal tensors: class, shapes of parameters, settings, but not buffers."""
+    """Equal for modules that compute the same with equal parameters: class, shapes of these, settings, no buffers."""
     if next(module.buffers(), None) is not None:
         return id(module)
     shapes = tuple((name, tuple(values.shape)) for name, values in module.named_parameters(recurse=False))
