@@ -443,8 +443,10 @@ def fold(
     ] = None,
 ) -> Any:
     """Fold norms into the weights around them: the same function, certified, and a reason for every norm kept."""
+    from normscope.models.float64_run import keep_memory
     from normscope.rewrite.fold import fold as ask
 
+    keep_memory()
     result = ask(
         model_of(model),
         **run_on(text, inputs),
