@@ -8,9 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from normscope.cli.options import (
+    COLUMN,
     DEVICE,
     DTYPE,
     LOCAL,
+    ColumnOption,
     DeviceOption,
     DtypeOption,
     EngineName,
@@ -67,6 +69,7 @@ def check(
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     select: Annotated[
         list[str] | None,
@@ -107,7 +110,7 @@ def check(
         print(explanation(explain))
         raise typer.Exit
     chosen = settings(Path.cwd(), select=select, ignore=ignore, severity=severity, seconds=seconds)
-    given = {**run_on(text, inputs, lines), **chosen, "device": device, "dtype": dtype}
+    given = {**run_on(text, inputs, lines, column), **chosen, "device": device, "dtype": dtype}
     one, several = one_or_several(model)
     if several:
         return _ask_many("check", several, given, table, force, engine, workers)
@@ -135,6 +138,7 @@ def report(
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     out: Annotated[
         Path | None,
@@ -161,7 +165,7 @@ def report(
     from normscope.report_file import write_report
     from normscope.results.finding_list import MARKS
 
-    given = {**run_on(text, inputs, lines), "seconds": seconds, "device": device, "dtype": dtype}
+    given = {**run_on(text, inputs, lines, column), "seconds": seconds, "device": device, "dtype": dtype}
     one, several = one_or_several(model)
     if several:
         folder = out or Path("reports")
@@ -188,6 +192,7 @@ def inspect(
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
@@ -201,7 +206,7 @@ def inspect(
         raise InputError("--device and --dtype need --text or --inputs: without them the model is not run")
     from normscope.studies.inspect import inspect as ask
 
-    given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype}
+    given = {**run_on(text, inputs, lines, column), "device": device, "dtype": dtype}
     one, several = one_or_several(model)
     if several:
         return _ask_many("inspect", several, given, table, force, engine, workers)
@@ -215,6 +220,7 @@ def ranges(
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     limit: Annotated[
         str, typer.Option(help="Compare with float16, bfloat16, float8_e4m3, float32, or a number.")
@@ -236,7 +242,7 @@ def ranges(
     scales: bool = False,
 ) -> Any:
     """How far every tensor of a model can go, over all inputs, from the weights alone: will it overflow?"""
-    given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype, "progress": progress}
+    given = {**run_on(text, inputs, lines, column), "device": device, "dtype": dtype, "progress": progress}
     if scales:
         if (limit, tight, channel or None) != ("float16", "4", None):
             raise InputError("--scales cannot be combined with --limit, --tight or --channel: it has its own table")
@@ -271,6 +277,7 @@ def spikes(
     model: FolderArgument = None,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
@@ -278,7 +285,7 @@ def spikes(
     """Massive activations from the weights alone: channels that one token can make far larger than the others."""
     from normscope.studies.spikes import spikes as ask
 
-    return ask(model_of(model), **run_on(text, inputs, lines), device=device, dtype=dtype, progress=progress)
+    return ask(model_of(model), **run_on(text, inputs, lines, column), device=device, dtype=dtype, progress=progress)
 
 
 class At(StrEnum):
@@ -303,6 +310,7 @@ def keys(
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     at: Annotated[
         At, typer.Option(help="The keys of each head, or the input or output of the norm before attention.")
@@ -328,7 +336,7 @@ def keys(
     with engine_of(engine, workers) as where:
         return ask(
             model_of(model),
-            **run_on(text, inputs, lines),
+            **run_on(text, inputs, lines, column),
             at=at.value,
             queries=queries.value,
             rivals=rivals.value,
