@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from normscope.errors import InputError
+from normscope.studies.key_verdicts import verdict
 
 
 def draw(seed, scale=1.0):
@@ -67,3 +68,9 @@ def fail(piece, folder):
 def draw_slowly(seed):
     time.sleep(1.0)
     return draw(seed)
+
+
+def first_head_fails(question, causal):
+    if 0 in question.places:
+        raise ZeroDivisionError("no quotient")
+    return verdict(question, causal)

@@ -239,6 +239,8 @@ def ranges(
     ] = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
+    engine: EngineOption = LOCAL,
+    workers: WorkersOption = None,
     scales: bool = False,
 ) -> Any:
     """How far every tensor of a model can go, over all inputs, from the weights alone: will it overflow?"""
@@ -253,13 +255,15 @@ def ranges(
 
     if tight != "all" and not tight.isdecimal():
         raise InputError(f"--tight must be a whole number or all, got {tight!r}")
-    return ask(
-        model_of(model),
-        limit=limit,
-        tight=tight if tight == "all" else int(tight),
-        channels=[_layer_and_channel(each) for each in channel or ()],
-        **given,
-    )
+    with engine_of(engine, workers) as where:
+        return ask(
+            model_of(model),
+            limit=limit,
+            tight=tight if tight == "all" else int(tight),
+            channels=[_layer_and_channel(each) for each in channel or ()],
+            **given,
+            engine=where,
+        )
 
 
 def _layer_and_channel(given: str) -> tuple[str, int]:
