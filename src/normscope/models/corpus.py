@@ -95,7 +95,7 @@ class LongText:
 
     def blocks(self) -> Iterator[str]:
         """Blocks of text, each but the first beginning with the space or line break before a word, if there is one."""
-        return cut(self.pieces())
+        return cut(self.pieces(), BLOCK)
 
     def head(self, characters: int = 64) -> str:
         """Its first characters, without space around them; empty if there is nothing else."""
@@ -112,7 +112,7 @@ def as_texts(texts: Sequence[str] | Corpus) -> Iterable[LongText]:
     return texts.texts() if isinstance(texts, Corpus) else (LongText(text=text) for text in texts)
 
 
-def cut(pieces: Iterable[str], size: int = BLOCK) -> Iterator[str]:
+def cut(pieces: Iterable[str], size: int) -> Iterator[str]:
     """The same text in blocks of up to `size` characters, cut before a space or line break where there is one.
 
     >>> list(cut(["to be or", " not to be"], size=7))
