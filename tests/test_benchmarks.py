@@ -12,7 +12,15 @@ from typer.testing import CliRunner
 from normscope.cli import app
 from normscope.errors import InputError
 from normscope.results.result import load, load_bytes
-from normscope_lab.bench import around_bench, fold_bench, fold_time_bench, memorize_bench, ranges_bench, vocab_bench
+from normscope_lab.bench import (
+    around_bench,
+    fold_bench,
+    fold_time_bench,
+    memorize_bench,
+    ranges_bench,
+    scale_bench,
+    vocab_bench,
+)
 from normscope_lab.bench.memorize_bench import Task
 from normscope_lab.bench.timing import duration, times
 from normscope_lab.results.around_widths import factor
@@ -66,6 +74,16 @@ def test_memorize_sums_up_its_runs():
     result = whole(memorize_bench.run((20,), (Task(12, classes=3, method="merge"),), seeds=2))
     found = [(task.samples, task.paper_bound, task.seeds, task.all_certified) for task in result.tasks]
     assert found == [(20, 18, 2, True), (12, 9, 2, True)]
+    assert result.holds
+
+
+def test_scale_compares_engines_and_measures_memory():
+    result = whole(scale_bench.run(scale_bench.QUICK, ["local"]))
+    assert [(run.work, run.workers, run.same) for run in result.runs] == [
+        (work, workers, True) for workers in (1, 2) for work in ("heads", "grid")
+    ]
+    assert [row.what for row in result.memory] == ["corpus", "corpus", "model", "model"]
+    assert min(row.peak for row in result.memory) > 1e7
     assert result.holds
 
 

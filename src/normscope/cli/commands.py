@@ -8,9 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from normscope.cli.options import (
+    COLUMN,
     DEVICE,
     DTYPE,
     LOCAL,
+    ColumnOption,
     DeviceOption,
     DtypeOption,
     EngineName,
@@ -69,6 +71,7 @@ def check(
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     select: Annotated[
         list[str] | None,
@@ -109,7 +112,7 @@ def check(
         print(explanation(explain))
         raise typer.Exit
     chosen = settings(Path.cwd(), select=select, ignore=ignore, severity=severity, seconds=seconds)
-    given = {**run_on(text, inputs, lines), **chosen, "device": device, "dtype": dtype}
+    given = {**run_on(text, inputs, lines, column), **chosen, "device": device, "dtype": dtype}
     one, several = one_or_several(model)
     if several:
         return _ask_many("check", several, given, table, force, engine, workers)
@@ -137,6 +140,7 @@ def report(
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     out: Annotated[
         Path | None,
@@ -163,7 +167,7 @@ def report(
     from normscope.report_file import write_report
     from normscope.results.finding_list import MARKS
 
-    given = {**run_on(text, inputs, lines), "seconds": seconds, "device": device, "dtype": dtype}
+    given = {**run_on(text, inputs, lines, column), "seconds": seconds, "device": device, "dtype": dtype}
     one, several = one_or_several(model)
     if several:
         folder = out or Path("reports")
@@ -190,6 +194,7 @@ def inspect(
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
@@ -203,7 +208,7 @@ def inspect(
         raise InputError("--device and --dtype need --text or --inputs: without them the model is not run")
     from normscope.studies.inspect import inspect as ask
 
-    given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype}
+    given = {**run_on(text, inputs, lines, column), "device": device, "dtype": dtype}
     one, several = one_or_several(model)
     if several and in_torchrun():
         raise InputError(f"inspect under torchrun takes one model, got {len(several)}: use --engine for several")
@@ -231,6 +236,7 @@ def ranges(
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     limit: Annotated[
         str, typer.Option(help="Compare with float16, bfloat16, float8_e4m3, float32, or a number.")
@@ -249,10 +255,12 @@ def ranges(
     ] = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
+    engine: EngineOption = LOCAL,
+    workers: WorkersOption = None,
     scales: bool = False,
 ) -> Any:
     """How far every tensor of a model can go, over all inputs, from the weights alone: will it overflow?"""
-    given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype, "progress": progress}
+    given = {**run_on(text, inputs, lines, column), "device": device, "dtype": dtype, "progress": progress}
     if scales:
         if (limit, tight, channel or None) != ("float16", "4", None):
             raise InputError("--scales cannot be combined with --limit, --tight or --channel: it has its own table")
@@ -263,13 +271,15 @@ def ranges(
 
     if tight != "all" and not tight.isdecimal():
         raise InputError(f"--tight must be a whole number or all, got {tight!r}")
-    return ask(
-        model_of(model),
-        limit=limit,
-        tight=tight if tight == "all" else int(tight),
-        channels=[_layer_and_channel(each) for each in channel or ()],
-        **given,
-    )
+    with engine_of(engine, workers) as where:
+        return ask(
+            model_of(model),
+            limit=limit,
+            tight=tight if tight == "all" else int(tight),
+            channels=[_layer_and_channel(each) for each in channel or ()],
+            **given,
+            engine=where,
+        )
 
 
 def _layer_and_channel(given: str) -> tuple[str, int]:
@@ -287,6 +297,7 @@ def spikes(
     model: FolderArgument = None,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
@@ -294,7 +305,7 @@ def spikes(
     """Massive activations from the weights alone: channels that one token can make far larger than the others."""
     from normscope.studies.spikes import spikes as ask
 
-    return ask(model_of(model), **run_on(text, inputs, lines), device=device, dtype=dtype, progress=progress)
+    return ask(model_of(model), **run_on(text, inputs, lines, column), device=device, dtype=dtype, progress=progress)
 
 
 class At(StrEnum):
@@ -319,6 +330,7 @@ def keys(
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     at: Annotated[
         At, typer.Option(help="The keys of each head, or the input or output of the norm before attention.")
@@ -344,7 +356,7 @@ def keys(
     with engine_of(engine, workers) as where:
         return ask(
             model_of(model),
-            **run_on(text, inputs, lines),
+            **run_on(text, inputs, lines, column),
             at=at.value,
             queries=queries.value,
             rivals=rivals.value,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SAMPLE = "sample"
 RESEARCH = "Research"  # panel of `normscope --help` with networks that are built, experiments and measurements
 DEVICE, DTYPE = "cpu", "float32"
+COLUMN = "text"
 
 
 class EngineName(StrEnum):
@@ -101,10 +102,11 @@ InputsOption = Annotated[
 TextOption = Annotated[
     str | None,
     typer.Option(
-        help="Text file to run the model on, UTF-8 (sample: a built-in text). MODEL must hold a tokenizer: "
-        "a Hugging Face folder or a .gguf file."
+        help="Text to run the model on: a UTF-8 file, a .jsonl or .parquet file, a folder of these, or a pattern in "
+        "quotes (sample: a built-in text). MODEL must hold a tokenizer: a Hugging Face folder or a .gguf file."
     ),
 ]
+ColumnOption = Annotated[str, typer.Option(help="Column of the text in .jsonl and .parquet files.")]
 LinesFlag = Annotated[bool, typer.Option("--lines", metavar="", help="Each line of the text is a sequence of its own.")]
 DeviceOption = Annotated[
     str, typer.Option(help="Device to run the model on; auto: several, and the disk (needs accelerate).")
@@ -146,7 +148,7 @@ def require_one_piece(engine: EngineName, workers: int | None, table: Path | Non
         raise InputError("--engine and --workers need several models: one model is one piece of work")
 
 
-def run_on(text: str | None, inputs: Path | None, lines: bool = False) -> dict[str, Any]:
+def run_on(text: str | None, inputs: Path | None, lines: bool = False, column: str = COLUMN) -> dict[str, Any]:
     """--text and --inputs as the arguments of a study; with --lines, each line is a text of its own."""
     if lines and text is None:
         raise InputError("--lines needs --text: it splits the text into lines")
@@ -162,11 +164,9 @@ def run_on(text: str | None, inputs: Path | None, lines: bool = False) -> dict[s
         from normscope.data import sample_text
 
         return {"text": sample_text().splitlines() if lines else sample_text()}
-    if not lines:
-        return {"text": Path(text)}
-    from normscope.models.load import read_text
+    from normscope.models.corpus import Corpus
 
-    return {"text": read_text(Path(text)).splitlines()}
+    return {"text": Corpus(Path(text), column, lines)}
 
 
 @contextmanager

@@ -19,12 +19,12 @@ from normscope.errors import CheckpointError, InputError
 from normscope.models import transformers_library as library
 from normscope.models.architecture import build_architecture, described_config, explained, notes_on
 from normscope.models.checkpoint import open_checkpoint, read_json
+from normscope.models.corpus import Corpus, LongText, as_texts
 from normscope.models.gguf_model import config_of
 from normscope.models.weights import Weights
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 CONTEXT = 1024  # tokens per piece, where a model allows more
-BLOCK = 1 << 16  # characters tokenized at a time
 
 
 def load_model(
@@ -134,18 +134,18 @@ def _from_folder(path: Path, dtype: str, **settings: Any) -> nn.Module:
     return loaded_model
 
 
-def text_batches(path: Path, text: str | Sequence[str]) -> "TextBatches":
+def text_batches(path: Path, text: str | Sequence[str] | Corpus) -> "TextBatches":
     """The tokens of a text in pieces that fit the model of a folder, with the special tokens that it expects.
 
     Each of several texts is a sequence of its own, split only if it is too long; empty ones are skipped.
     """
     if not is_gguf(path):
         _require_folder(path)
-    texts = [text] if isinstance(text, str) else list(text)
-    for each in texts:
+    texts = text if isinstance(text, Corpus) else [text] if isinstance(text, str) else list(text)
+    for each in [] if isinstance(texts, Corpus) else texts:
         if not isinstance(each, str):
             raise InputError(f"text must be a string or several strings, got one of type {type(each).__name__}")
-    if not any(each.strip() for each in texts):
+    if not any(each.head() for each in as_texts(texts)):
         raise InputError("the text is empty: give a text with at least one word")
     model = _described(path)
     takes = getattr(model, "main_input_name", None)
@@ -196,16 +196,15 @@ class TextBatches:
     The text is tokenized once at the start, to count and to check, and again each time the batches are iterated.
     """
 
-    def __init__(self, texts: Sequence[str], tokenizer: Any, model: nn.Module) -> None:
-        self._sequences = [text for text in texts if text.strip()]
-        self._tokenizer = tokenizer
-        self._before, self._after = _special_tokens(tokenizer, self._sequences[0])
+    def __init__(self, texts: Sequence[str] | Corpus, tokenizer: Any, model: nn.Module) -> None:
+        self._texts, self._tokenizer = texts, tokenizer
+        self._before, self._after = _special_tokens(tokenizer, next(self._sequences()).head())
         self._room: int = min(_longest(model), tokenizer.model_max_length) - len(self._before) - len(self._after)
         if self._room < 1:
             raise InputError("the model's context is too short for the special tokens and one token of text")
         self._decodes = "decoder_input_ids" in inspect.signature(model.forward).parameters
         self._pieces, known, largest = 0, False, max([0, *self._before, *self._after])
-        for sequence in self._sequences:
+        for sequence in self._sequences():
             length = 0
             for tokens in self._blocks(sequence):
                 length += len(tokens)
@@ -220,7 +219,7 @@ class TextBatches:
         return self._pieces
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        for sequence in self._sequences:
+        for sequence in self._sequences():
             waiting: list[int] = []
             for tokens in self._blocks(sequence):
                 waiting += tokens
@@ -231,24 +230,17 @@ class TextBatches:
             if waiting:
                 yield self._batch(waiting)
 
-    def _blocks(self, sequence: str) -> Iterator[list[int]]:
+    def _sequences(self) -> Iterator[LongText]:
+        return (text for text in as_texts(self._texts) if text.head())
+
+    def _blocks(self, sequence: LongText) -> Iterator[list[int]]:
         """Tokens of a sequence, block by block, without special tokens."""
-        for block in _cut(sequence):
+        for block in sequence.blocks():
             yield _tokenized(self._tokenizer, block, add_special_tokens=False)
 
     def _batch(self, tokens: list[int]) -> dict[str, Tensor]:
         row = torch.tensor([[*self._before, *tokens, *self._after]])
         return {"input_ids": row, "decoder_input_ids": row} if self._decodes else {"input_ids": row}
-
-
-def read_text(path: Path) -> str:
-    """A UTF-8 text file."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path} must be UTF-8 text, got byte {error.object[error.start]:#x} at {error.start}"
-        ) from None
 
 
 def run_in_pieces(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> Iterator[None]:
@@ -336,8 +328,7 @@ def named(path: Path) -> Iterator[None]:
 
 def _special_tokens(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
     """The special tokens that the tokenizer puts before and after a text."""
-    words = text.strip()[:64]
-    plain, full = _tokenized(tokenizer, words, add_special_tokens=False), _tokenized(tokenizer, words)
+    plain, full = _tokenized(tokenizer, text, add_special_tokens=False), _tokenized(tokenizer, text)
     for start in range(len(full) - len(plain) + 1):
         if full[start : start + len(plain)] == plain:
             return full[:start], full[start + len(plain) :]
@@ -347,17 +338,6 @@ def _special_tokens(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
 def _tokenized(tokenizer: Any, text: str, **options: bool) -> list[int]:
     with library.quiet():
         return list(tokenizer(text, **options)["input_ids"])
-
-
-def _cut(text: str) -> Iterator[str]:
-    """The text in blocks, each but the first beginning with the space or line break before a word, if there is one."""
-    start = 0
-    while len(text) - start > BLOCK:
-        end = start + BLOCK
-        space = max(text.rfind(" ", start + 1, end), text.rfind("\n", start + 1, end))
-        yield text[start : space if space > start else end]
-        start = space if space > start else end
-    yield text[start:]
 
 
 def _longest(model: Any) -> int:

@@ -150,3 +150,19 @@ def lng(
     from normscope_lab.bench.lng_bench import FULL, QUICK, run
 
     return run(QUICK if quick else FULL, bar, device)
+
+
+@bench.command("scale")
+@command()
+def scale(
+    quick: QuickFlag = False,
+    engine: Annotated[
+        list[str] | None, typer.Option(help="An engine to measure; may be repeated. Default: all that are installed.")
+    ] = None,
+) -> Any:
+    """Engines with 1 and 2 workers, what a piece costs, memory against length and size (ten minutes, idle machine)."""
+    from normscope.models.transformers_library import network_allowed
+    from normscope_lab.bench.scale_bench import FULL, QUICK, run
+
+    with network_allowed():  # a Ray cluster on this machine
+        return run(QUICK if quick else FULL, engine, bar)
