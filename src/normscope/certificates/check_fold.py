@@ -26,8 +26,8 @@ class TakenBy:
 
     layer: str
     weight: str
-    axis: int  # of the weight, along its inputs
-    bias: str | None  # the tensor that takes W·s; None if s is 0
+    axis: int  # of the weight, along its inputs; the weight is a matrix, or a stack of them
+    bias: str | None  # the tensor that takes W·s, a row for each matrix of a stack; None if s is 0
     factor: float  # between the norm and the layer
 
 
@@ -91,15 +91,15 @@ def _of_reader(taken: Taken, reader: TakenBy, centred: bool, before: Stored, aft
     shifts: list[Floats] = []
     sizes: list[Floats] = []
     for stored in (before, after):
-        weight = np.moveaxis(stored(reader.weight), reader.axis, 1)  # (outputs, inputs)
+        weight = np.moveaxis(stored(reader.weight), reader.axis, -1)  # (outputs, inputs), or (experts, outputs, inputs)
         shifting = reader.factor * weight * taken.bias_in(stored)
-        own = np.zeros(len(weight)) if reader.bias is None else stored(reader.bias)
+        own = np.zeros(weight.shape[:-1]) if reader.bias is None else stored(reader.bias).reshape(weight.shape[:-1])
         matrices.append(weight * taken.gain_in(stored))
-        shifts.append(shifting.sum(axis=1) + own)
-        sizes += [np.abs(shifting).sum(axis=1), own]
+        shifts.append(shifting.sum(axis=-1) + own)
+        sizes += [np.abs(shifting).sum(axis=-1), own]
     gain, bias = matrices[1] - matrices[0], shifts[1] - shifts[0]
     if centred:
-        gain, bias = gain - gain.mean(axis=0), bias - bias.mean()
+        gain, bias = gain - gain.mean(axis=-2, keepdims=True), bias - bias.mean(axis=-1, keepdims=True)
     yield f"{reader.layer} has taken over the gain of {taken.norm}", _small(gain, *matrices)
     yield f"{reader.layer} has taken over the bias of {taken.norm}", _small(bias, *sizes)
 

@@ -34,6 +34,7 @@ from normscope.models.graph_operations import (
     overwritten,
     transposes,
 )
+from normscope.models.multiplications import Multiplication, multiplications
 from normscope.models.repeated_layers import exported as with_copies
 from normscope.models.transformers_library import as_run
 
@@ -374,6 +375,11 @@ class ModelGraph:
             node: replace(product, reader=replace(product.reader, alone=product.reader.name not in more))
             for node, product in found.items()
         }
+
+    @cached_property
+    def multiplications(self) -> dict[Node, Multiplication]:
+        """Every product of an activation with stored weights, stacks of matrices included, by the operation."""
+        return multiplications(self)
 
     def _product(self, node: Node) -> Product | None:
         kind, operands = kind_of(node), list(node.args)

@@ -66,7 +66,7 @@ class Readers:
             linear, rest = self._streams.readings(call.output)
             others += [node for node in rest if node not in blind]
             for reading in linear:
-                weight = self._uses.tensors.first_name(reading.product.reader.weight_name)
+                weight = self._uses.tensors.first_name(reading.by.weight)
                 readings.setdefault(weight, []).append(reading)
         if others:
             return None, self._in_the_way(others, bool(readings))
@@ -105,26 +105,24 @@ class Readers:
 
     def _taker(self, weight: str, readings: list[Reading], *, with_bias: bool) -> TakenBy | str:
         """A layer that takes over a gain, and a bias if there is one; or why it can't."""
-        reader = readings[0].product.reader
-        layer, axis = reader.name or "the model", 0 if reader.transposed else 1
-        ok, reason = self._uses.can_change(
-            self._uses.tensors.name_in(reader.name, weight), {reading.node for reading in readings}
-        )
+        reader, axis = readings[0].by, readings[0].axis
+        layer, nodes = reader.module or "the model", {node for reading in readings for node in reading.by.nodes}
+        ok, reason = self._uses.can_change(self._uses.tensors.name_in(reader.module, weight), nodes)
         if not ok:
             return f"its reader {layer} multiplies with {reason}"
-        if any(reading.product.reader.transposed != reader.transposed for reading in readings):
+        if any(reading.axis != axis for reading in readings):
             return f"its reader {layer} multiplies with {weight} and with its transpose"
         if not with_bias:
-            return TakenBy(reader.name, weight, axis, None, 1.0)
+            return TakenBy(reader.module, weight, axis, None, 1.0)
         ok, reason = self._can_take_bias(readings)
         if not ok:
             return f"its reader {layer} {reason}"
-        bias = self._uses.tensors.first_name(str(reader.bias_name))
-        return TakenBy(reader.name, weight, axis, bias, readings[0].factor)
+        bias = self._uses.tensors.first_name(str(reader.bias))
+        return TakenBy(reader.module, weight, axis, bias, readings[0].factor)
 
     def _can_take_bias(self, readings: list[Reading]) -> tuple[bool, str]:
         """Whether all calls of a layer have the same bias, used by nothing else, and read the same multiple."""
-        names = {reading.product.reader.bias_name for reading in readings}
+        names = {reading.by.bias for reading in readings}
         biases = {self._uses.tensors.first_name(name) for name in names if name is not None}
         if None in names:
             return False, "has no bias"
@@ -132,7 +130,7 @@ class Readers:
             return False, "has another bias in each call"
         if math.isnan(readings[0].factor) or len({reading.factor for reading in readings}) > 1:
             return False, "gets it multiplied by an unknown factor"
-        nodes = {node for reading in readings for node in (reading.node, reading.product.total)}
+        nodes = {node for reading in readings for node in reading.by.nodes}
         ok, reason = self._uses.can_change(biases.pop(), nodes)
         return ok, f"has the bias {reason}"
 

@@ -10,9 +10,13 @@ from torch.fx import Node
 
 from normscope.models.graph_operations import after_move, handed_on, is_float, kind_of, looks_at_values
 
+LIKE_ANOTHER = {"type_as", "view_as", "reshape_as", "expand_as"}  # the first argument, in the form of the second
 
-def counts(user: Node) -> bool:
-    """Whether a user of a value depends on its numbers: False for checks of its shape or dtype."""
+
+def counts(user: Node, value: Node) -> bool:
+    """Whether a user of a value depends on its numbers: False if it needs only its shape or dtype."""
+    if kind_of(user) in LIKE_ANOTHER and user.args[0] is not value:
+        return False
     return user.op == "output" or looks_at_values(user) or is_mutable(user)
 
 
@@ -28,20 +32,72 @@ def hands_on(user: Node, value: Node) -> bool:
 
 
 def terms_of(node: Node, axis: int) -> list[Any] | None:
-    """The terms of a sum, a join of tokens, or a product with one factor for all channels; None for anything else."""
+    """The terms of a sum, also over tokens, a join or choice of tokens, or a product with one factor for all channels.
+
+    None for anything else.
+    """
     kind = kind_of(node)
     if kind in ("add", "sub"):
         return list(node.args[:2])
     if kind in ("cat", "concat"):
         parts: Any = node.args[0]
         dimension: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-        along = dimension if dimension < 0 else dimension - node.meta["val"].ndim
-        return list(parts) if along != axis else None
+        return list(parts) if _from_the_end(dimension, node) != axis else None
     if kind in ("mul", "div"):
         for value in node.args[:2]:
             if isinstance(value, Node) and scaling(node, value, axis) is not None:
                 return [value]
+    return _of_tokens(node, kind, axis)
+
+
+def _of_tokens(node: Node, kind: str, axis: int) -> list[Any] | None:
+    """The values whose tokens a node adds up, puts into others, chooses or repeats."""
+    if kind == "sum" and len(node.args) > 1 and isinstance(node.args[1], (list, tuple)):
+        value: Any = node.args[0]
+        dimensions = [_from_the_end(dimension, value) for dimension in node.args[1]]
+        return [value] if dimensions and max(dimensions) < axis else None
+    if kind == "index_add" and not node.kwargs:
+        into, dimension, _, added = node.args
+        return [into, added] if _from_the_end(dimension, into) != axis else None
+    if axis != -1:
+        return None
+    if kind == "index_put":
+        return None if _takes_channels(node) else [node.args[0], node.args[2]]
+    source = rows_from(node)
+    return None if source is None else [source]
+
+
+def rows_from(node: Node) -> Node | None:
+    """The value from which a node takes or repeats tokens, each with all its channels in the last axis."""
+    kind, source = kind_of(node), node.args[0] if node.args else None
+    if not isinstance(source, Node) or not is_float(source):
+        return None
+    if kind == "index":
+        return None if _takes_channels(node) else source
+    if kind in ("index_select", "repeat_interleave"):
+        place = 1 if kind == "index_select" else 2
+        dimension: Any = node.args[place] if len(node.args) > place else node.kwargs.get("dim")
+        return source if dimension is not None and _from_the_end(dimension, source) < -1 else None
     return None
+
+
+def _takes_channels(node: Node) -> bool:
+    """Whether indices select something in the last axis; a mask selects in as many axes as it has."""
+    source, indices = node.args[:2]
+    taken = 0
+    for place, index in enumerate(indices):  # type: ignore[arg-type]
+        if isinstance(index, Node):
+            values = index.meta["val"]
+            masks = values.dtype in (torch.bool, torch.uint8)
+            if masks and place != len(indices) - 1:  # type: ignore[arg-type]
+                return True  # the places of the others depend on it
+            taken = place + (values.ndim if masks else 1)
+    return bool(taken >= source.meta["val"].ndim)  # type: ignore[union-attr]
+
+
+def _from_the_end(dimension: Any, value: Any) -> int:
+    """An axis of a value, counted from the last."""
+    return int(dimension if dimension < 0 else dimension - value.meta["val"].ndim)
 
 
 def scaling(node: Node, value: Node, axis: int) -> float | None:

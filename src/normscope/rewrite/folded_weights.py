@@ -50,7 +50,8 @@ class FoldedWeights:
         if first in self._reader_biases:
             taken, reader = self._reader_biases[first]
             weight = self._original.in_float64(reader.weight)
-            values = values + reader.factor * (torch.tensor(taken.bias) @ weight.movedim(reader.axis, 0))
+            shift = torch.tensordot(torch.tensor(taken.bias), weight, dims=([0], [reader.axis]))
+            values = values + reader.factor * shift.view_as(values)
         if first in self._centred:
             values = centred(values, self._centred[first])
         return values

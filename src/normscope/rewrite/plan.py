@@ -108,7 +108,8 @@ class _Centring:
             if writer not in self._left:
                 centred[self._uses.tensors.first_name(writer.tensor)] = self._axis(writer)
                 if writer.bias is not None:
-                    centred[self._uses.tensors.first_name(writer.bias)] = 0
+                    bias = self._uses.tensors.first_name(writer.bias)
+                    centred[bias] = self._uses.tensors[bias].ndim - 1
         return centred
 
     def look_ups(self) -> tuple[LookUp, ...]:

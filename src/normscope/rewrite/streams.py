@@ -14,8 +14,9 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from normscope.models.graph import ModelGraph, Product
+from normscope.models.graph import ModelGraph
 from normscope.models.graph_operations import COPIES, after_move, handed_in, handed_on, in_order, is_float, kind_of
+from normscope.models.multiplications import Multiplication
 from normscope.results.inventory import FoundNorm
 from normscope.rewrite.channels import (
     axes_of,
@@ -25,12 +26,14 @@ from normscope.rewrite.channels import (
     is_mutable,
     move_of,
     numbered,
+    rows_from,
     scaling,
     terms_of,
 )
 from normscope.rewrite.norm_places import NormCall, path_of, place
 
 FUNCTIONS = {"layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm"}
+ZEROS = {"zeros", "zeros_like", "new_zeros"}
 CONVOLUTIONS = {"conv1d": 1, "conv2d": 2, "conv3d": 3}  # and their number of spatial axes
 CONVOLUTION_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
@@ -69,7 +72,8 @@ class Reading:
     """A linear layer that reads the output of a norm, channel by channel."""
 
     node: Node
-    product: Product
+    by: Multiplication
+    axis: int  # of the stored weights, along the channels
     factor: float  # factor between the output and the layer; NaN if unknown
 
 
@@ -95,7 +99,7 @@ class Streams:
         calls = [call for placed in self.calls.values() for call in placed]
         self._by_output = {call.output: call for call in calls}
         self._inside = {node: call for call in calls for node in call.nodes}
-        self._totals = {product.total: (node, product) for node, product in graph.products.items()}
+        self._totals = {product.total: product for product in graph.multiplications.values()}
         self._streams: dict[Node, Stream] = {}  # by a value that a norm reads
         for call in calls:
             if call.norm in self._blind and call.value not in self._streams:
@@ -128,7 +132,7 @@ class Streams:
     def readings(self, value: Node) -> tuple[list[Reading], list[Node]]:
         """The linear layers that read a value with its channels in order, and every other use of it.
 
-        Followed through moves, and factors that are the same for all channels.
+        Followed through moves, choices of tokens, and factors that are the same for all channels.
         """
         size = value.meta["val"].shape[-1]
         pending: list[tuple[Node, Any, float]] = [(value, numbered(value, -1), 1.0)]
@@ -137,20 +141,29 @@ class Streams:
         while pending:
             source, channels, factor = pending.pop(0)
             for user in source.users:
-                if not counts(user):
+                if not counts(user, source):
                     continue
-                product = self.graph.products.get(user)
-                if product is not None and product.value is source and in_order(channels, size):
-                    linear.append(Reading(user, product, factor))
+                if (reading := self._reading(user, source, channels, factor, size)) is not None:
+                    linear.append(reading)
                 elif hands_on(user, source) and (moved := after_move(user, channels)) is not None:
                     pending.append((user, moved, factor))
                 elif (
                     (by := scaling(user, source, -1)) is not None and not is_mutable(user) and in_order(channels, size)
                 ):
                     pending.append((user, numbered(user, -1), by * factor))
+                elif rows_from(user) is source and in_order(channels, size):
+                    pending.append((user, numbered(user, -1), factor))
                 else:
                     others[user] = None
         return linear, list(others)
+
+    def _reading(self, user: Node, source: Node, channels: Tensor, factor: float, size: int) -> Reading | None:
+        """The use of a value in a product that sums over all its channels in order."""
+        product = self.graph.multiplications.get(user)
+        if product is None or product.value is not source or product.inputs is None:
+            return None
+        ordered = in_order(channels.movedim(product.inputs.value, -1), size)
+        return Reading(user, product, product.inputs.weight, factor) if ordered else None
 
     def words(self, node: Node) -> str:
         """A description of an operation: what it does, in which module, and its name in the graph."""
@@ -211,6 +224,8 @@ class _Followed:
             self._norm_writers.append(self._all._by_output[node])
         elif (writer := self._writer(node, axis)) is not None:
             self._writers.append(writer)
+        elif kind_of(node) in ZEROS:
+            return
         elif (terms := terms_of(node, axis)) is not None:
             for term in terms:
                 self._join(node, term, axis)
@@ -229,10 +244,10 @@ class _Followed:
     def _writer(self, node: Node, axis: int) -> Writer | None:
         if (name := self._graph.stored_name(node)) is not None:
             return Writer((node,), name.rpartition(".")[0], name, axis)
-        if node in self._all._totals and axis == -1:
-            multiplies, product = self._all._totals[node]
-            reader, along = product.reader, 1 if product.reader.transposed else 0
-            return Writer((multiplies, node), reader.name, reader.weight_name, along, reader.bias_name)
+        if (product := self._all._totals.get(node)) is not None:
+            along = next((axes.weight for axes in product.outputs if axes.value == axis), None)
+            if along is not None:
+                return Writer(product.nodes, product.module, product.weight, along, product.bias)
         module, kind = self._graph.module_of(node), kind_of(node)
         if kind == "embedding" and axis == -1 and (table := self._stored(node.args[0])) is not None:
             return Writer((node,), module, table, 1, looks_up=True)
@@ -270,7 +285,7 @@ class _Followed:
     def _forward(self, node: Node, axis: int) -> None:
         """Follow a value of the stream to its other users."""
         for user in node.users:
-            if not counts(user):
+            if not counts(user, node):
                 continue
             call = self._all._inside.get(user)
             if call is not None and node in call.nodes and handed_in(node, call.nodes):
@@ -289,7 +304,7 @@ class _Followed:
 
     def _followers(self, node: Node, user: Node, axis: int) -> Iterator[tuple[Node, int | None]]:
         """The outputs of a user of a value of the stream, and their channel axis, if they have one."""
-        if user in self._all._totals and user not in self._graph.products:
+        if user in self._all._totals and user not in self._graph.multiplications:
             yield user, None  # a product and its bias are one writer: nothing else may be added here
         elif node in (terms_of(user, axis) or ()):
             yield user, axis

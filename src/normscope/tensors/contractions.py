@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from normscope.models.graph_operations import COPIES, handed_on, kind_of
+from normscope.models.graph_operations import kind_of
+from normscope.models.multiplications import Axes, sent_to
 from normscope.tensors import elementwise as entries
 from normscope.tensors import products
 from normscope.tensors.linear_rows import widened
@@ -148,8 +149,11 @@ def _sees_something(walk: "Walk", node: Node) -> bool:
 
 def experts(walk: "Walk", node: Node) -> Value:
     """Every row through the matrix of its expert; all are one tensor (experts, inputs, outputs), or transposed."""
-    value, factor, offsets = walk.value(node.args[0]), node.args[1], node.args[2]
-    stored, turned = _stored_experts(walk, factor)
+    found = walk.graph.multiplications.get(node)
+    layouts = {(Axes(-1, inputs), (Axes(-1, 3 - inputs),)) for inputs in (1, 2)}  # the first axis is that of experts
+    if found is None or found.inputs is None or (found.inputs, found.outputs) not in layouts:
+        raise UnknownError("a product with weights that are computed or rearranged")
+    value, stored, turned = walk.value(found.value), found.weight, found.inputs.weight == 2
     count = int(node.meta["val"].shape[-1])
 
     def layer(expert: int) -> products.Layer:
@@ -159,33 +163,8 @@ def experts(walk: "Walk", node: Node) -> Value:
 
         return products.Layer(matrix, count, name=stored, transposed=not turned, expert=expert)
 
-    number = int(factor.meta["val"].shape[0])  # type: ignore[union-attr]
-    key = _sent_to(offsets)
-    return products.experts_of(value, [layer(each) for each in range(number)], key, walk.seen(node))
-
-
-def _stored_experts(walk: "Walk", factor: Any) -> tuple[str, bool]:
-    """The stored tensor behind a factor, and whether its last two axes are exchanged."""
-    turned = False
-    while isinstance(factor, Node) and walk.graph.stored_name(factor) is None:
-        source = handed_on(factor)
-        if source is None or source.meta["val"].ndim != 3:
-            raise UnknownError("a product with weights that are computed")
-        probe = torch.arange(24).reshape(2, 3, 4)
-        moved = probe if kind_of(factor) in COPIES else factor.target(probe, *factor.args[1:], **factor.kwargs)  # type: ignore[operator]
-        if torch.equal(moved, probe.transpose(1, 2)) if moved.shape == (2, 4, 3) else False:
-            turned = not turned
-        elif not (moved.shape == probe.shape and torch.equal(moved, probe)):
-            raise UnknownError("a product with weights that are rearranged")
-        factor = source
-    return str(walk.graph.stored_name(factor)), turned
-
-
-def _sent_to(offsets: Any) -> object:
-    """The node that says which expert each row was sent to, behind the numbers of rows of each."""
-    while isinstance(offsets, Node) and kind_of(offsets) in COPIES | {"cumsum", "histc", "bincount"}:
-        offsets = offsets.args[0]
-    return offsets
+    number = int(node.args[1].meta["val"].shape[0])  # type: ignore[union-attr]
+    return products.experts_of(value, [layer(each) for each in range(number)], sent_to(node.args[2]), walk.seen(node))
 
 
 def _convolution(walk: "Walk", node: Node) -> Known:

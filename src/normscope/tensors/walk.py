@@ -23,6 +23,7 @@ from normscope.checks import Floats
 from normscope.errors import InputError
 from normscope.models.graph import ModelGraph
 from normscope.models.graph_operations import COPIES, DROPOUTS, handed_on, is_float, kind_of, overwritten_by
+from normscope.models.multiplications import is_grouped
 from normscope.models.second_trace import TwoSizes
 from normscope.norm import Norm
 from normscope.tensors import products
@@ -296,7 +297,7 @@ class Walk:
             return None
         if is_complex(node) or any(is_complex(each) for each in node.all_input_nodes):
             return complex_operation(self, node)
-        if str(node.target).startswith("transformers.grouped_mm"):
+        if is_grouped(node):
             return experts(self, node)
         special = SPECIAL.get(kind)
         if special is not None:
