@@ -1,0 +1,389 @@
+"""Recipes for quantizers from the graph of a model, and existing recipes held to it.
+
+    norm(x)/s ──▶ W·diag(s)      exact if these layers, and nothing else, read the norm, each with its channels in order
+
+Quantizers move factors from a norm, or from a layer, into the layers that read it. Which layers these are, they take
+from lists of names, and a list that leaves out a reader, or names a norm that feeds no layer, changes the model. Here
+the graph of one call decides; every verdict is then measured: the factors are applied to the stored tensors, with
+random values, and the outputs are compared in float64.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from normscope.certificates.check_fold import Taken
+from normscope.models.batches import Inputs, first_batch
+from normscope.models.example_inputs import example_inputs
+from normscope.models.find import find_alone
+from normscope.models.float64_run import evaluate
+from normscope.models.graph import trace
+from normscope.models.multiplications import Multiplication, is_grouped, sent_to
+from normscope.models.subject import Model, Subject, Text
+from normscope.progress import Progress, silent
+from normscope.results.folding import LARGEST_DIFFERENCE
+from normscope.results.quantizer_recipe import LeftOut, QuantizerRecipe
+from normscope.results.recipe_check import MappingOutcome, MappingVerdict, RecipeCheck
+from normscope.rewrite.affine import Readers
+from normscope.rewrite.norm_places import Watch, path_of
+from normscope.rewrite.quantizer_modules import (
+    MappingError,
+    QuantizerModule,
+    matching_sets,
+    patterns_for,
+    quantizer_modules,
+)
+from normscope.rewrite.recipe_file import AWQ, MODIFIERS, SMOOTHQUANT, SPINQUANT, RecipeMapping, read_recipe, written
+from normscope.rewrite.scaled_paths import ScaledPath, scaled_path
+from normscope.rewrite.smoothing import Changed, Smoothed, applied_to, change_of_outputs, is_converted, is_skipped
+from normscope.rewrite.stored_tensors import StoredTensors, Uses
+from normscope.rewrite.streams import Streams
+
+Sources = list[tuple[str, tuple[str, ...]]]  # names of a norm or layer, and of its readers
+NOT_ALONE = "it is used by more than one call, or not by a product alone"
+
+
+def recipe(
+    model: Model,
+    *,
+    text: Text | None = None,
+    inputs: Inputs | None = None,
+    device: str = "cpu",
+    dtype: str | None = None,
+    progress: Progress = silent,
+) -> QuantizerRecipe:
+    """A recipe for llm-compressor, from the graph of a model.
+
+    Parameters
+    ----------
+    model
+        A folder in Hugging Face format, a .gguf file, or a torch module.
+    text, inputs
+        Text or inputs to trace and run the model on: the first batch. Models of transformers need neither.
+    device, dtype
+        Device and floating-point type to load a folder in. The comparison is in float64.
+    progress
+        Called with the mappings and a description; see `normscope.progress`.
+
+    Returns
+    -------
+    QuantizerRecipe
+        Mappings for SmoothQuant, AWQ and SpinQuant, as YAML in `recipe`; and what they leave out.
+
+    >>> class Block(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.norm, self.up, self.down = nn.LayerNorm(4), nn.Linear(4, 8), nn.Linear(8, 4)
+    ...     def forward(self, x):
+    ...         return x + self.down(self.up(self.norm(x)).relu())
+    >>> import torch
+    >>> found = recipe(Block(), inputs={"x": torch.randn(1, 3, 4)})
+    >>> [(each.modifier, each.source, each.readers) for each in found.mappings if each.modifier == "AWQModifier"]
+    [('AWQModifier', 'norm', ('up',)), ('AWQModifier', 'up', ('down',))]
+    """
+    subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
+    held = _HeldModel(subject)
+    mappings, left_out = held.mappings()
+    verdicts = [held.verdict(mapping) for mapping in progress(mappings, "recipe, runs with random factors")]
+    kept = [mapping for mapping, verdict in zip(mappings, verdicts, strict=True) if verdict.verdict == "confirmed"]
+    for verdict in verdicts:
+        if verdict.verdict != "confirmed":
+            left_out.append(LeftOut(verdict.source, verdict.modifier, verdict.reason or verdict.verdict))
+    confirmed = tuple(verdict for verdict in verdicts if verdict.verdict == "confirmed")
+    notes = _notes(subject.name, confirmed, left_out)
+    return QuantizerRecipe(subject.name, confirmed, tuple(left_out), written(kept, {}, notes))
+
+
+def check_recipe(
+    model: Model,
+    against: str | Path,
+    *,
+    text: Text | None = None,
+    inputs: Inputs | None = None,
+    device: str = "cpu",
+    dtype: str | None = None,
+    progress: Progress = silent,
+) -> RecipeCheck:
+    """Hold a recipe for llm-compressor (YAML) to the graph of a model, and measure what each mapping changes.
+
+    Takes the same arguments as `recipe`, and the file of the recipe.
+    """
+    path = Path(against)
+    mappings = read_recipe(path)
+    subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
+    held = _HeldModel(subject)
+    verdicts = tuple(held.verdict(mapping) for mapping in progress(mappings, "recipe, runs with random factors"))
+    return RecipeCheck(subject.name, path.name, verdicts)
+
+
+def _notes(model: str, mappings: Sequence[MappingVerdict], left_out: Sequence[LeftOut]) -> Iterator[str]:
+    """What a recipe says of itself, in comments."""
+    largest = max((each.change or 0.0 for each in mappings), default=0.0)
+    yield f"Recipe of normscope for {model}, for llm-compressor 0.14: oneshot(recipe=FILE, stage=NAME) takes one stage."
+    yield f"Each mapping was applied with random factors: in float64 no output changed by more than {largest:.0e}."
+    yield "AWQ needs a quantization modifier after it; SmoothQuant and SpinQuant are followed by one as you choose."
+    for modifiers, reason, names in _together(left_out):
+        yield f"Left out ({modifiers}): {names}: {reason}"
+
+
+def _together(left_out: Sequence[LeftOut]) -> Iterator[tuple[str, str, str]]:
+    alike: dict[tuple[str, str], list[str]] = {}
+    for each in left_out:
+        alike.setdefault((each.modifier, each.reason), []).append(each.source)
+    for (modifier, reason), names in alike.items():
+        yield modifier, reason, ", ".join(names)
+
+
+class _HeldModel:
+    """A traced model to which mappings are held."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._model = model = subject.module
+        given = subject.example
+        self._graph = trace(model, example_inputs(model) if given is None else first_batch(model, given))
+        norms = list(find_alone(model).values())
+        self._tensors = StoredTensors(model)
+        watched = Watch(self._graph, norms)
+        self._reference = evaluate(self._graph.program, self._tensors.in_float64, watched)
+        self._uses = Uses(self._tensors, self._graph)
+        self._streams = Streams(self._graph, norms, watched.mistaken)
+        self._readers = Readers(model, self._streams, self._uses)
+        self._norms = {path_of(found): found for found in norms}
+        self._modules = quantizer_modules(model)
+        self._by_tensor: dict[str, list[QuantizerModule]] = {}
+        for module in self._modules:
+            if module.weight is not None:
+                self._by_tensor.setdefault(self._first(module.weight.tensor), []).append(module)
+        self._products: dict[str, list[Multiplication]] = {}
+        for product in self._graph.multiplications.values():
+            self._products.setdefault(self._first(product.weight), []).append(product)
+        self._paths: dict[str, ScaledPath | str] = {}
+        self._taken: dict[str, Taken | str] = {}
+
+    def verdict(self, mapping: RecipeMapping) -> MappingVerdict:
+        """What a mapping does: measured, and as the graph shows it."""
+        count, change, reason = 0, None, None
+        outcome: MappingOutcome
+        try:
+            found = applied_to(mapping, matching_sets(self._modules, (mapping.source, *mapping.readers)))
+            count = len(found)
+            kept = [each for each in found if not is_skipped(mapping, each, self._tensors)]
+            changed = Changed(self._tensors)
+            for each in kept:
+                changed.apply(mapping, each)
+        except MappingError as error:
+            return self._row(mapping, count, "can't be applied", None, str(error))
+        if not kept:
+            outcome = "skipped" if found else "matches nothing"
+            reason = "the layers have different sizes, as with grouped queries" if found else None
+            return self._row(mapping, count, outcome, None, reason)
+        change = change_of_outputs(self._graph.program, changed, self._reference)
+        reasons = [objection for each in kept if (objection := self._objection(mapping, each)) is not None]
+        same = change is not None and change <= LARGEST_DIFFERENCE
+        if same:
+            outcome = "not confirmed" if reasons else "confirmed"
+        else:
+            outcome = "changes the function"
+            reasons = reasons or ["the graph does not show why"]
+        return self._row(mapping, count, outcome, change, reasons[0] if reasons else None)
+
+    def _row(
+        self, mapping: RecipeMapping, sets: int, outcome: MappingOutcome, change: float | None, reason: str | None
+    ) -> MappingVerdict:
+        return MappingVerdict(mapping.modifier, mapping.source, mapping.readers, sets, outcome, change, reason)
+
+    def mappings(self) -> tuple[list[RecipeMapping], list[LeftOut]]:
+        """Every mapping that the graph allows, and why others are left out."""
+        norms: Sources = []
+        fused: Sources = []
+        layers: Sources = []
+        left_out: list[LeftOut] = []
+        smoothing = f"{SMOOTHQUANT}, {AWQ}"
+        for module in self._modules:
+            if module.name in self._norms:
+                names = self._names_of_readers(module)
+                if isinstance(names, str):
+                    left_out.append(LeftOut(module.name, ", ".join(MODIFIERS), names))
+                    continue
+                for modifiers, sources in ((smoothing, norms), (SPINQUANT, fused)):
+                    modifier = SPINQUANT if modifiers == SPINQUANT else SMOOTHQUANT
+                    objection = self._objection_to_norm(modifier, module, [self._named[name] for name in names])
+                    if objection is None:
+                        sources.append((module.name, names))
+                    else:
+                        left_out.append(LeftOut(module.name, modifiers, objection))
+            elif (readers := self._names_after(module)) is not None:
+                layers.append((module.name, readers))
+        groups = ((SMOOTHQUANT, norms), (AWQ, norms + layers), (SPINQUANT, fused))
+        return [
+            RecipeMapping(modifier, source, readers)
+            for modifier, sources in groups
+            for source, readers in patterns_for(self._modules, sources)
+        ], left_out
+
+    @cached_property
+    def _named(self) -> dict[str, QuantizerModule]:
+        return {module.name: module for module in self._modules}
+
+    def _names_of_readers(self, norm: QuantizerModule) -> tuple[str, ...] | str:
+        """The layers that read a norm, as a recipe names them, or why it can't."""
+        taken = self._taken_from(norm.name)
+        if isinstance(taken, str):
+            return taken
+        names: list[str] = []
+        for reader in taken.readers:
+            modules = self._by_tensor.get(reader.weight)
+            if modules is None:
+                return f"its reader {reader.layer} holds its matrix as {reader.weight}, which recipes can't name"
+            names += [module.name for module in modules]
+        return tuple(names)
+
+    def _names_after(self, module: QuantizerModule) -> tuple[str, ...] | None:
+        """The layers whose columns can undo factors of the outputs of a layer; None if there are none."""
+        path = self._path_of(module)
+        if isinstance(path, str) or path.obstacle is not None or not path.ends:
+            return None
+        readers = [
+            reader.name
+            for end in path.ends
+            for reader in self._by_tensor.get(self._first(end.by.weight), ())
+            if self._same_expert(module, reader)
+        ]
+        smoothed = Smoothed(module, tuple(self._named[name] for name in readers))
+        return tuple(readers) if readers and self._objection_to_layer(smoothed) is None else None
+
+    def _objection(self, mapping: RecipeMapping, smoothed: Smoothed) -> str | None:
+        """Why a mapping does not keep the function, as the graph shows it; None if it does."""
+        if smoothed.source.name in self._norms:
+            return self._objection_to_norm(mapping.modifier, smoothed.source, smoothed.readers)
+        return self._objection_to_layer(smoothed)
+
+    def _objection_to_norm(
+        self, modifier: str, norm: QuantizerModule, readers: Sequence[QuantizerModule]
+    ) -> str | None:
+        taken = self._taken_from(norm.name)
+        if isinstance(taken, str):
+            return f"{norm.name}: {taken}"
+        form = self._objection_to_form(modifier, norm, taken)
+        if form is not None:
+            return f"{norm.name}: {form}"
+        axes = {reader.weight: reader for reader in taken.readers}
+        wanted = [module for tensor in axes for module in self._by_tensor.get(tensor, ())]
+        given = {reader.name for reader in readers}
+        missing = [module.name for module in wanted if module.name not in given]
+        missing += [reader.layer for tensor, reader in axes.items() if tensor not in self._by_tensor]
+        if missing:
+            return f"{norm.name} is also read by {_some(missing)}"
+        return self._objection_to_readers(norm, readers, {tensor: reader.axis for tensor, reader in axes.items()})
+
+    def _objection_to_form(self, modifier: str, norm: QuantizerModule, taken: Taken) -> str | None:
+        """Whether its tensors are what llm-compressor takes them for."""
+        if taken.gain_tensor is None or norm.weight is None:
+            return "it has no gain that could be divided"
+        if self._first(norm.weight.tensor) != taken.gain_tensor:
+            return f"its gain is {taken.gain_tensor}, not {norm.weight.tensor}"
+        if taken.adds_one != is_converted(norm):
+            stored = "1 + w" if taken.adds_one else "w"
+            return f"its gain is stored as {stored}, and llm-compressor takes it for the other"
+        if taken.bias_tensor is not None and (norm.bias is None or self._first(norm.bias.tensor) != taken.bias_tensor):
+            return f"its bias is {taken.bias_tensor}, which llm-compressor does not divide"
+        found = self._norms[norm.name].norm
+        if modifier == SPINQUANT and found is not None and found.bias.any():
+            return "it has a bias, which fusing its gain multiplies by the gain once more"
+        return None
+
+    def _objection_to_layer(self, smoothed: Smoothed) -> str | None:
+        source = smoothed.source
+        path = self._path_of(source)
+        if isinstance(path, str):
+            return f"{source.name}: {path}"
+        if path.obstacle is not None:
+            return f"{source.name}: {path.obstacle}"
+        ends = {self._first(end.by.weight): end for end in path.ends}
+        given = {reader.name for reader in smoothed.readers}
+        wanted = [each for tensor in ends for each in self._by_tensor.get(tensor, ()) if self._same_expert(source, each)]
+        missing = [each.name for each in wanted if each.name not in given]
+        if missing or not wanted:
+            return f"{source.name} is also read by {_some(missing or [path.ends[0].by.module])}"
+        return self._objection_to_readers(source, smoothed.readers, {name: end.axis for name, end in ends.items()})
+
+    def _objection_to_readers(
+        self, source: QuantizerModule, readers: Sequence[QuantizerModule], axes: dict[str, int]
+    ) -> str | None:
+        for reader in readers:
+            if reader.weight is None or self._first(reader.weight.tensor) not in axes:
+                return f"{reader.name} does not read {source.name}"
+            columns = self._tensors[reader.weight.tensor].ndim - (2 if reader.weight.turned else 1)
+            if axes[self._first(reader.weight.tensor)] != columns:
+                return f"{reader.name} stores its matrix as inputs × outputs, and llm-compressor multiplies its outputs"
+        return None
+
+    def _taken_from(self, norm: str) -> Taken | str:
+        """The readers of a norm, if they are linear layers and nothing else reads it; otherwise why not."""
+        if norm not in self._taken:
+            if norm in self._streams.problems:
+                self._taken[norm] = self._streams.problems[norm]
+            else:
+                ones = np.ones(self._norms[norm].size)
+                taken, reason = self._readers.take(norm, ones, np.zeros_like(ones))
+                self._taken[norm] = reason if taken is None else taken
+        return self._taken[norm]
+
+    def _path_of(self, module: QuantizerModule) -> ScaledPath | str:
+        """Where factors of the outputs of a layer end up, or why that is not known."""
+        if module.name not in self._paths:
+            self._paths[module.name] = self._followed(module)
+        return self._paths[module.name]
+
+    def _followed(self, module: QuantizerModule) -> ScaledPath | str:
+        products = [] if module.weight is None else self._products.get(self._first(module.weight.tensor), [])
+        if len(products) != 1 or module.weight is None:
+            return "it is not a linear layer that the traced call uses once"
+        product = products[0]
+        ok, reason = self._uses.can_change(product.weight, product.nodes)
+        if not ok:
+            return f"it multiplies with {reason}"
+        outputs = self._tensors[module.weight.tensor].ndim - (1 if module.weight.turned else 2)
+        if tuple(product.outputs) and product.outputs[-1].weight != outputs:
+            return "it stores its matrix as inputs × outputs, and llm-compressor divides its inputs"
+        if (product.bias is None) != (module.bias is None):
+            return f"its bias is {product.bias}, which llm-compressor does not divide"
+        path = scaled_path(self._graph, product, self._streams.words)
+        for end in path.ends if path.obstacle is None else ():
+            ok, reason = self._uses.can_change(end.by.weight, end.by.nodes)
+            if not ok:
+                return f"{end.by.module} multiplies with {reason}"
+            if not _sent_alike(product, end.by):
+                return f"{end.by.module} may send a token to another expert"
+        rows = self._tensors[module.weight.tensor][module.weight.place].shape if module.weight.place else None
+        own = None if rows is None else rows[1 if module.weight.turned else 0]
+        total = product.total.meta["val"].shape[-1]
+        if own is not None and path.obstacle is None and own not in (total - path.first, total):
+            return "only a part of its outputs is read by the next layer"
+        if own is not None and path.first and module.name.endswith("gate_proj"):
+            return "it is the gate, not what is gated"
+        return path
+
+    @staticmethod
+    def _same_expert(one: QuantizerModule, other: QuantizerModule) -> bool:
+        """Whether two layers belong to the same expert, or at most one is of an expert."""
+        places = [each.weight.place for each in (one, other) if each.weight is not None and each.weight.place]
+        return len(places) < 2 or places[0][0] == places[1][0]
+
+    def _first(self, tensor: str) -> str:
+        return self._tensors.first_name(tensor)
+
+
+def _sent_alike(one: Multiplication, other: Multiplication) -> bool:
+    """Whether two products with stacks send every row to the matrix of the same number."""
+    grouped = [node for product in (one, other) for node in product.nodes if is_grouped(node)]
+    return len({sent_to(node.args[2]) for node in grouped}) <= 1
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
