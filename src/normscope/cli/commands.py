@@ -126,16 +126,43 @@ def report(
     tell_written([out])
 
 
+class Quantizer(StrEnum):
+    llm_compressor = "llm-compressor"
+
+
 @command(picture=True)
 def inspect(
     model: ModelArgument = None,
+    *,
     text: TextOption = None,
     lines: LinesFlag = False,
     inputs: InputsOption = None,
+    recipe: Annotated[
+        Quantizer | None,
+        typer.Option(
+            help="Print a recipe for this quantizer instead: which linear layers read which norm (YAML). MODEL must be "
+            "a folder, with weights, or a .gguf file."
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --recipe: check this recipe (YAML) instead. Exit code 1: a mapping would change the model.",
+        ),
+    ] = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
 ) -> Any:
     """Every norm of a model: its kind, the ellipsoid of its outputs, and with a text where real inputs land."""
+    if against is not None and recipe is None:
+        raise InputError("--against needs --recipe llm-compressor: it says which quantizer the recipe is for")
+    if recipe is not None:
+        from normscope.rewrite.recipe import check_recipe
+        from normscope.rewrite.recipe import recipe as recipe_of
+
+        given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype, "progress": progress}
+        return recipe_of(model_of(model), **given) if against is None else check_recipe(model_of(model), against, **given)
     if text is None and inputs is None and (device, dtype) != (DEVICE, DTYPE):
         raise InputError("--device and --dtype need --text or --inputs: without them the model is not run")
     from normscope.studies.inspect import inspect as ask

@@ -168,7 +168,8 @@ def patterns_for(
         alike.setdefault((_general(source), general), []).append((source, others))
     for (source, others), sets in alike.items():
         numbers = "|".join(dict.fromkeys(found[0] for name, _ in sets if (found := NUMBER.findall(name))))
-        for first in ("[0-9]+", f"({numbers})"):
+        some = f"({numbers})" if "|" in numbers else numbers
+        for first in ("[0-9]+", some):
             tried = _numbered(source, first), tuple(_numbered(other, first) for other in others)
             if _stands_for(modules, tried, sets):
                 yield tried

@@ -8,6 +8,7 @@ the graph of one call decides; every verdict is then measured: the factors are a
 random values, and the outputs are compared in float64.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -43,7 +44,6 @@ from normscope.rewrite.stored_tensors import StoredTensors, Uses
 from normscope.rewrite.streams import Streams
 
 Sources = list[tuple[str, tuple[str, ...]]]  # names of a norm or layer, and of its readers
-NOT_ALONE = "it is used by more than one call, or not by a product alone"
 
 
 def recipe(
@@ -132,9 +132,15 @@ def _notes(model: str, mappings: Sequence[MappingVerdict], left_out: Sequence[Le
 def _together(left_out: Sequence[LeftOut]) -> Iterator[tuple[str, str, str]]:
     alike: dict[tuple[str, str], list[str]] = {}
     for each in left_out:
-        alike.setdefault((each.modifier, each.reason), []).append(each.source)
+        names = alike.setdefault((each.modifier, _of_any_layer(each.reason)), [])
+        names += [name for name in [_of_any_layer(each.source)] if name not in names]
     for (modifier, reason), names in alike.items():
         yield modifier, reason, ", ".join(names)
+
+
+def _of_any_layer(text: str) -> str:
+    """A text without the number of the layer and the names of operations: layers that are alike have the same."""
+    return re.sub(r" \(\w+\)", "", re.sub(r"\.\d+\b", ".N", text))
 
 
 class _HeldModel:
@@ -181,7 +187,11 @@ class _HeldModel:
             reason = "the layers have different sizes, as with grouped queries" if found else None
             return self._row(mapping, count, outcome, None, reason)
         change = change_of_outputs(self._graph.program, changed, self._reference)
-        reasons = [objection for each in kept if (objection := self._objection(mapping, each)) is not None]
+        reasons = [
+            f"{each.source.name}: {objection}"
+            for each in kept
+            if (objection := self._objection(mapping, each)) is not None
+        ]
         same = change is not None and change <= LARGEST_DIFFERENCE
         if same:
             outcome = "not confirmed" if reasons else "confirmed"
@@ -217,6 +227,8 @@ class _HeldModel:
                         left_out.append(LeftOut(module.name, modifiers, objection))
             elif (readers := self._names_after(module)) is not None:
                 layers.append((module.name, readers))
+            elif (path := self._paths[module.name]) and isinstance(path, ScaledPath) and path.ends and path.obstacle:
+                left_out.append(LeftOut(module.name, AWQ, path.obstacle))
         groups = ((SMOOTHQUANT, norms), (AWQ, norms + layers), (SPINQUANT, fused))
         return [
             RecipeMapping(modifier, source, readers)
@@ -266,18 +278,18 @@ class _HeldModel:
     ) -> str | None:
         taken = self._taken_from(norm.name)
         if isinstance(taken, str):
-            return f"{norm.name}: {taken}"
+            return taken
         form = self._objection_to_form(modifier, norm, taken)
         if form is not None:
-            return f"{norm.name}: {form}"
+            return form
         axes = {reader.weight: reader for reader in taken.readers}
         wanted = [module for tensor in axes for module in self._by_tensor.get(tensor, ())]
         given = {reader.name for reader in readers}
         missing = [module.name for module in wanted if module.name not in given]
         missing += [reader.layer for tensor, reader in axes.items() if tensor not in self._by_tensor]
         if missing:
-            return f"{norm.name} is also read by {_some(missing)}"
-        return self._objection_to_readers(norm, readers, {tensor: reader.axis for tensor, reader in axes.items()})
+            return f"it is also read by {_some(missing)}"
+        return self._objection_to_readers(readers, {tensor: reader.axis for tensor, reader in axes.items()})
 
     def _objection_to_form(self, modifier: str, norm: QuantizerModule, taken: Taken) -> str | None:
         """Whether its tensors are what llm-compressor takes them for."""
@@ -299,26 +311,24 @@ class _HeldModel:
         source = smoothed.source
         path = self._path_of(source)
         if isinstance(path, str):
-            return f"{source.name}: {path}"
+            return path
         if path.obstacle is not None:
-            return f"{source.name}: {path.obstacle}"
+            return path.obstacle
         ends = {self._first(end.by.weight): end for end in path.ends}
         given = {reader.name for reader in smoothed.readers}
         wanted = [each for tensor in ends for each in self._by_tensor.get(tensor, ()) if self._same_expert(source, each)]
         missing = [each.name for each in wanted if each.name not in given]
         if missing or not wanted:
-            return f"{source.name} is also read by {_some(missing or [path.ends[0].by.module])}"
-        return self._objection_to_readers(source, smoothed.readers, {name: end.axis for name, end in ends.items()})
+            return f"it is also read by {_some(missing or [path.ends[0].by.module])}"
+        return self._objection_to_readers(smoothed.readers, {name: end.axis for name, end in ends.items()})
 
-    def _objection_to_readers(
-        self, source: QuantizerModule, readers: Sequence[QuantizerModule], axes: dict[str, int]
-    ) -> str | None:
+    def _objection_to_readers(self, readers: Sequence[QuantizerModule], axes: dict[str, int]) -> str | None:
         for reader in readers:
             if reader.weight is None or self._first(reader.weight.tensor) not in axes:
-                return f"{reader.name} does not read {source.name}"
+                return f"{reader.name} does not read it"
             columns = self._tensors[reader.weight.tensor].ndim - (2 if reader.weight.turned else 1)
             if axes[self._first(reader.weight.tensor)] != columns:
-                return f"{reader.name} stores its matrix as inputs × outputs, and llm-compressor multiplies its outputs"
+                return f"{reader.name} stores its matrix as inputs × outputs, and llm-compressor takes its columns for inputs"
         return None
 
     def _taken_from(self, norm: str) -> Taken | str:
@@ -348,7 +358,7 @@ class _HeldModel:
             return f"it multiplies with {reason}"
         outputs = self._tensors[module.weight.tensor].ndim - (1 if module.weight.turned else 2)
         if tuple(product.outputs) and product.outputs[-1].weight != outputs:
-            return "it stores its matrix as inputs × outputs, and llm-compressor divides its inputs"
+            return "it stores its matrix as inputs × outputs, and llm-compressor takes its rows for outputs"
         if (product.bias is None) != (module.bias is None):
             return f"its bias is {product.bias}, which llm-compressor does not divide"
         path = scaled_path(self._graph, product, self._streams.words)

@@ -54,7 +54,7 @@ class ScaledPath:
 def scaled_path(graph: ModelGraph, layer: Multiplication, words: Any) -> ScaledPath:
     """Where factors of the outputs of a layer end up; `words` describes an operation."""
     size = layer.total.meta["val"].shape[-1]
-    depends = _dependent(layer.total)
+    touched = _touched(graph, layer.total)
     pending: list[tuple[Node, Any]] = [(layer.total, numbered(layer.total, -1))]
     ends: list[PathEnd] = []
     others: list[tuple[Node, set[int]]] = []
@@ -69,7 +69,7 @@ def scaled_path(graph: ModelGraph, layer: Multiplication, words: Any) -> ScaledP
                 if read is not None:
                     ends.append(PathEnd(product, read))
                     continue
-            passed = [(after, moved) for after, moved in _after(user, source, channels, depends) if moved is not None]
+            passed = [(after, moved) for after, moved in _after(user, source, channels, touched) if moved is not None]
             pending += passed
             if not passed:
                 others.append((user, set(channels.unique().tolist()) if isinstance(channels, Tensor) else set()))
@@ -86,15 +86,21 @@ def scaled_path(graph: ModelGraph, layer: Multiplication, words: Any) -> ScaledP
     return ScaledPath(first, tuple(relevant), obstacle)
 
 
-def _dependent(start: Node) -> set[Node]:
-    """Everything that is computed from a value."""
-    found, pending = set[Node](), [start]
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending += node.users
-    return found
+def _touched(graph: ModelGraph, start: Node) -> dict[Node, set[int]]:
+    """Everything that is computed from a value, with the channels that it depends on."""
+    channels: dict[Node, Any] = {start: numbered(start, -1)}
+    touched = {start: set(range(start.meta["val"].shape[-1]))}
+    for node in graph.nodes:
+        sources = [source for source in node.all_input_nodes if source in touched]
+        if node is start or not sources:
+            continue
+        touched[node] = set().union(*(touched[source] for source in sources))
+        if len(sources) == 1 and sources[0] in channels and hands_on(node, sources[0]):
+            moved = after_move(node, channels[sources[0]])
+            if moved is not None:
+                channels[node] = moved
+                touched[node] = set(moved.unique().tolist()) if isinstance(moved, Tensor) else touched[node]
+    return touched
 
 
 def _read(channels: Any, axis: int) -> Tensor | None:
@@ -105,26 +111,27 @@ def _read(channels: Any, axis: int) -> Tensor | None:
     return rows[0] if bool((rows == rows[0]).all()) else None
 
 
-def _after(user: Node, source: Node, channels: Any, depends: set[Node]) -> Iterator[tuple[Node, Any]]:
+def _after(user: Node, source: Node, channels: Any, touched: dict[Node, set[int]]) -> Iterator[tuple[Node, Any]]:
     """What a user of a value makes of its channels; None where it is an obstacle."""
     kind = kind_of(user)
     if is_mutable(user):
         return
     if hands_on(user, source):
         yield user, after_move(user, channels)
-    elif not isinstance(channels, Tensor) or not is_float(user):
         return
-    elif kind == "mul" and not user.kwargs:
-        factors = [each for each in user.args[:2] if each is not source]
-        free = all(not isinstance(each, Node) or each not in depends for each in factors)
-        same = user.meta["val"].shape == channels.shape
-        yield user, channels if len(factors) == 1 and free and same else None
+    if not isinstance(channels, Tensor) or not is_float(user):
+        return
+    own = set(channels.unique().tolist())
+    others = [each for each in user.all_input_nodes if each is not source]
+    if any(own & touched.get(each, set()) for each in others):
+        return  # not linear in the layer
+    times = sum(each is source for each in user.args)
+    if kind == "mul" and not user.kwargs:
+        yield user, channels if times == 1 and user.meta["val"].shape == channels.shape else None
     elif kind == "relu":
         yield user, channels
-    elif kind in ("matmul", "bmm") and user.args[1] is source and user.args[0] not in depends:
-        yield user, _over_tokens(channels, user)
-    elif kind == ATTENTION and user.args[2] is source and not depends & {user.args[0], user.args[1]}:
-        yield user, _over_tokens(channels, user)
+    elif (kind in ("matmul", "bmm") and user.args[1] is source) or (kind == ATTENTION and user.args[2] is source):
+        yield user, _over_tokens(channels, user) if times == 1 else None
     elif rows_from(user) is source and _read(channels, -1) is not None:
         yield user, channels.reshape(-1, channels.shape[-1])[0].expand(user.meta["val"].shape)
 
