@@ -178,6 +178,11 @@ def patterns_for(
             yield from sets
 
 
+def any_of(names: Sequence[str]) -> tuple[str, ...]:
+    """Patterns for single names, those that differ only in their numbers in one; each matches these names at least."""
+    return tuple(dict.fromkeys(_numbered(_general(name), "[0-9]+") for name in names))
+
+
 def _general(name: str) -> str:
     return NUMBER.sub("0", name)
 

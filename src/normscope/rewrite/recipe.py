@@ -8,10 +8,13 @@ the graph of one call decides; every verdict is then measured: the factors are a
 random values, and the outputs are compared in float64.
 """
 
+import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -33,14 +36,26 @@ from normscope.rewrite.norm_places import Watch, path_of
 from normscope.rewrite.quantizer_modules import (
     MappingError,
     QuantizerModule,
+    any_of,
     matching_sets,
     patterns_for,
     quantizer_modules,
 )
-from normscope.rewrite.recipe_file import AWQ, MODIFIERS, SMOOTHQUANT, SPINQUANT, RecipeMapping, read_recipe, written
+from normscope.rewrite.recipe_file import (
+    AWQ,
+    SMOOTHQUANT,
+    SPINQUANT,
+    RecipeCentring,
+    RecipeMapping,
+    RecipeRotation,
+    Step,
+    read_recipe,
+    written,
+)
+from normscope.rewrite.rotated_stream import rotated_stream
 from normscope.rewrite.scaled_paths import ScaledPath, scaled_path
 from normscope.rewrite.smoothing import Changed, Smoothed, applied_to, change_of_outputs, is_converted, is_skipped
-from normscope.rewrite.stored_tensors import StoredTensors, Uses
+from normscope.rewrite.stored_tensors import StoredTensors, Uses, give_copies, ties
 from normscope.rewrite.streams import Streams
 
 Sources = list[tuple[str, tuple[str, ...]]]  # names of a norm or layer, and of its readers
@@ -85,16 +100,22 @@ def recipe(
     [('AWQModifier', 'norm', ('up',)), ('AWQModifier', 'up', ('down',))]
     """
     subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
-    held = _HeldModel(subject)
-    mappings, left_out = held.mappings()
-    verdicts = [held.verdict(mapping) for mapping in progress(mappings, "recipe, runs with random factors")]
-    kept = [mapping for mapping, verdict in zip(mappings, verdicts, strict=True) if verdict.verdict == "confirmed"]
-    for verdict in verdicts:
-        if verdict.verdict != "confirmed":
+    held = _held(subject)
+    steps, left_out = held.steps()
+    kept: list[Step] = []
+    confirmed: list[MappingVerdict] = []
+    for step in progress(steps, "recipe, runs with random factors"):
+        verdict = held.verdict(step)
+        if verdict.verdict == "confirmed":
+            kept.append(step)
+            confirmed.append(verdict)
+        else:
             left_out.append(LeftOut(verdict.source, verdict.modifier, verdict.reason or verdict.verdict))
-    confirmed = tuple(verdict for verdict in verdicts if verdict.verdict == "confirmed")
-    notes = _notes(subject.name, confirmed, left_out)
-    return QuantizerRecipe(subject.name, confirmed, tuple(left_out), written(kept, {}, notes))
+    if not any(isinstance(step, RecipeRotation) for step in kept):  # without one, SpinQuant takes mappings of its own
+        kept = [step for step in kept if not isinstance(step, RecipeMapping) or step.modifier != SPINQUANT]
+        confirmed = [verdict for verdict in confirmed if verdict.modifier != SPINQUANT]
+    notes = list(_notes(subject.name, confirmed, left_out))
+    return QuantizerRecipe(subject.name, tuple(confirmed), tuple(left_out), written(kept, notes))
 
 
 def check_recipe(
@@ -112,10 +133,10 @@ def check_recipe(
     Takes the same arguments as `recipe`, and the file of the recipe.
     """
     path = Path(against)
-    mappings = read_recipe(path)
+    steps = read_recipe(path)
     subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
-    held = _HeldModel(subject)
-    verdicts = tuple(held.verdict(mapping) for mapping in progress(mappings, "recipe, runs with random factors"))
+    held = _held(subject)
+    verdicts = tuple(held.verdict(step) for step in progress(steps, "recipe, runs with random factors"))
     return RecipeCheck(subject.name, path.name, verdicts)
 
 
@@ -143,13 +164,17 @@ def _of_any_layer(text: str) -> str:
     return re.sub(r" \(\w+\)", "", re.sub(r"\.\d+\b", ".N", text))
 
 
+def _held(subject: Subject) -> "_HeldModel":
+    model, given = subject.module, subject.example
+    return _HeldModel(model, example_inputs(model) if given is None else first_batch(model, given))
+
+
 class _HeldModel:
     """A traced model to which mappings are held."""
 
-    def __init__(self, subject: Subject) -> None:
-        self._model = model = subject.module
-        given = subject.example
-        self._graph = trace(model, example_inputs(model) if given is None else first_batch(model, given))
+    def __init__(self, model: nn.Module, example: Mapping[str, Any]) -> None:
+        self._model, self._example = model, example
+        self._graph = trace(model, example)
         norms = list(find_alone(model).values())
         self._tensors = StoredTensors(model)
         watched = Watch(self._graph, norms)
@@ -169,10 +194,26 @@ class _HeldModel:
         self._paths: dict[str, ScaledPath | str] = {}
         self._taken: dict[str, Taken | str] = {}
 
-    def verdict(self, mapping: RecipeMapping) -> MappingVerdict:
-        """What a mapping does: measured, and as the graph shows it."""
-        count, change, reason = 0, None, None
-        outcome: MappingOutcome
+    def verdict(self, step: Step) -> MappingVerdict:
+        """What a step of a recipe does: measured, and as the graph shows it."""
+        if isinstance(step, RecipeRotation):
+            return self._untied.verdict_on_rotation(step)
+        if isinstance(step, RecipeCentring):
+            return self._untied.verdict_on_centring(step)
+        return (self._untied if step.modifier == SPINQUANT else self).verdict_on_mapping(step)
+
+    @cached_property
+    def _untied(self) -> "_HeldModel":
+        """The same model with a copy of the token table for the head: SpinQuant gives it one first."""
+        tied = ties(self._uses)
+        if not tied:
+            return self
+        model = copy.deepcopy(self._model)
+        give_copies(model, tied)
+        return _HeldModel(model, self._example)
+
+    def verdict_on_mapping(self, mapping: RecipeMapping) -> MappingVerdict:
+        count = 0
         try:
             found = applied_to(mapping, matching_sets(self._modules, (mapping.source, *mapping.readers)))
             count = len(found)
@@ -183,66 +224,140 @@ class _HeldModel:
         except MappingError as error:
             return self._row(mapping, count, "can't be applied", None, str(error))
         if not kept:
-            outcome = "skipped" if found else "matches nothing"
             reason = "the layers have different sizes, as with grouped queries" if found else None
-            return self._row(mapping, count, outcome, None, reason)
-        change = change_of_outputs(self._graph.program, changed, self._reference)
+            return self._row(mapping, count, "skipped" if found else "matches nothing", None, reason)
         reasons = [
             f"{each.source.name}: {objection}"
             for each in kept
             if (objection := self._objection(mapping, each)) is not None
         ]
-        same = change is not None and change <= LARGEST_DIFFERENCE
-        if same:
-            outcome = "not confirmed" if reasons else "confirmed"
-        else:
-            outcome = "changes the function"
-            reasons = reasons or ["the graph does not show why"]
+        outcome, change = self._measured(changed, reasons)
         return self._row(mapping, count, outcome, change, reasons[0] if reasons else None)
+
+    def verdict_on_rotation(self, rotation: RecipeRotation) -> MappingVerdict:
+        row = MappingVerdict(SPINQUANT, rotation.name, rotation.readers, 1, "can't be applied", None, None)
+        writers, readers = (
+            [module for module in self._modules if any(module.matches(pattern) for pattern in patterns)]
+            for patterns in (rotation.writers, rotation.readers)
+        )
+        changed = Changed(self._tensors)
+        try:
+            for mapping in rotation.fused:
+                for each in applied_to(mapping, matching_sets(self._modules, (mapping.source, *mapping.readers))):
+                    changed.apply(mapping, each)
+            changed.rotate(writers, readers, orthogonal=rotation.orthogonal)
+        except MappingError as error:
+            return replace(row, reason=str(error))
+        reasons = [] if (objection := self._objection_to_rotation(writers, readers)) is None else [objection]
+        outcome, change = self._measured(changed, reasons)
+        return replace(row, verdict=outcome, change=change, reason=reasons[0] if reasons else None)
+
+    def verdict_on_centring(self, centring: RecipeCentring) -> MappingVerdict:
+        tables = [module for module in self._modules if module.matches(centring.table)]
+        row = MappingVerdict(SPINQUANT, f"mean of {centring.table}", (), len(tables), "matches nothing", None, None)
+        changed = Changed(self._tensors)
+        for table in tables:
+            changed.centre(table)
+        if not tables:
+            return row
+        outcome, change = self._measured(changed, reasons := [])
+        reason = "its rows lose their mean, and the norms after it do not subtract it" if reasons else None
+        return replace(row, verdict=outcome, change=change, reason=reason)
+
+    def _measured(self, changed: Changed, reasons: list[str]) -> tuple[MappingOutcome, float | None]:
+        """A verdict from a run, and from what the graph objects; a change without an objection adds one."""
+        change = change_of_outputs(self._graph.program, changed, self._reference)
+        if change is not None and change <= LARGEST_DIFFERENCE:
+            return "not confirmed" if reasons else "confirmed", change
+        reasons += [] if reasons else ["the graph does not show why"]
+        return "changes the function", change
 
     def _row(
         self, mapping: RecipeMapping, sets: int, outcome: MappingOutcome, change: float | None, reason: str | None
     ) -> MappingVerdict:
         return MappingVerdict(mapping.modifier, mapping.source, mapping.readers, sets, outcome, change, reason)
 
-    def mappings(self) -> tuple[list[RecipeMapping], list[LeftOut]]:
-        """Every mapping that the graph allows, and why others are left out."""
-        norms: Sources = []
-        fused: Sources = []
+    def steps(self) -> tuple[list[Step], list[LeftOut]]:
+        """Every mapping and rotation that the graph allows, and why others are left out."""
+        norms, left_out = self.norm_sources(SMOOTHQUANT, f"{SMOOTHQUANT}, {AWQ}")
         layers: Sources = []
-        left_out: list[LeftOut] = []
-        smoothing = f"{SMOOTHQUANT}, {AWQ}"
         for module in self._modules:
-            if module.name in self._norms:
-                names = self._names_of_readers(module)
-                if isinstance(names, str):
-                    left_out.append(LeftOut(module.name, ", ".join(MODIFIERS), names))
-                    continue
-                for modifiers, sources in ((smoothing, norms), (SPINQUANT, fused)):
-                    modifier = SPINQUANT if modifiers == SPINQUANT else SMOOTHQUANT
-                    objection = self._objection_to_norm(modifier, module, [self._named[name] for name in names])
-                    if objection is None:
-                        sources.append((module.name, names))
-                    else:
-                        left_out.append(LeftOut(module.name, modifiers, objection))
-            elif (readers := self._names_after(module)) is not None:
+            if module.name in self._norms or module.weight is None:
+                continue
+            readers, path = self._names_after(module), self._path_of(module)
+            if readers is not None:
                 layers.append((module.name, readers))
-            elif (path := self._paths[module.name]) and isinstance(path, ScaledPath) and path.ends and path.obstacle:
+            elif isinstance(path, ScaledPath) and path.ends and path.obstacle is not None:
                 left_out.append(LeftOut(module.name, AWQ, path.obstacle))
-        groups = ((SMOOTHQUANT, norms), (AWQ, norms + layers), (SPINQUANT, fused))
-        return [
+        steps: list[Step] = [
             RecipeMapping(modifier, source, readers)
-            for modifier, sources in groups
+            for modifier, sources in ((SMOOTHQUANT, norms), (AWQ, norms + layers))
             for source, readers in patterns_for(self._modules, sources)
-        ], left_out
+        ]
+        rotated, without = self._untied.rotation()
+        return steps + rotated, left_out + without
+
+    def norm_sources(self, modifier: str, told: str) -> tuple[Sources, list[LeftOut]]:
+        """The norms that mappings can start from, with their readers, and the others."""
+        sources: Sources = []
+        left_out: list[LeftOut] = []
+        for name in self._norms:
+            names = self._names_of_readers(name)
+            objection = names if isinstance(names, str) else self._objection_to_norm(
+                modifier, self._named[name], [self._named[reader] for reader in names]
+            )  # fmt: skip
+            if objection is None and not isinstance(names, str):
+                sources.append((name, names))
+            else:
+                left_out.append(LeftOut(name, told, str(objection)))
+        return sources, left_out
+
+    def rotation(self) -> tuple[list[Step], list[LeftOut]]:
+        """Norms to fuse and one rotation of the stream, if it can be rotated; otherwise why not."""
+        sources, left_out = self.norm_sources(SPINQUANT, SPINQUANT)
+        readers_of = dict(sources)
+        stream = rotated_stream(self._streams, self._norms, list(readers_of))
+        if isinstance(stream, str):
+            return [], [LeftOut("R1", SPINQUANT, stream)]
+        fused = [(norm, readers_of[norm]) for norm in readers_of if norm in stream.norms]
+        size = self._norms[stream.norms[0]].size
+        if size & (size - 1):
+            return [], [LeftOut("R1", SPINQUANT, f"{size} channels: its Hadamard matrices have powers of two")]
+        mappings = tuple(RecipeMapping(SPINQUANT, *each) for each in patterns_for(self._modules, fused))
+        writers = [name for tensor in stream.writers for name in self._named_by(tensor)]
+        readers = [name for _, names in fused for name in names]
+        targets = (any_of(writers), any_of(readers))
+        return [*mappings, RecipeRotation("R1", *targets, mappings)], left_out
+
+    def _named_by(self, tensor: str) -> list[str]:
+        return [module.name for module in self._by_tensor.get(self._first(tensor), ())]
+
+    def _objection_to_rotation(
+        self, writers: Sequence[QuantizerModule], readers: Sequence[QuantizerModule]
+    ) -> str | None:
+        sources, _ = self.norm_sources(SPINQUANT, SPINQUANT)
+        readers_of = dict(sources)
+        stream = rotated_stream(self._streams, self._norms, list(readers_of))
+        if isinstance(stream, str):
+            return stream
+        for what, wanted, given in (
+            ("writes to", {name for tensor in stream.writers for name in self._named_by(tensor)}, writers),
+            ("reads", {name for norm in stream.norms for name in readers_of[norm]}, readers),
+        ):
+            names = {module.name for module in given}
+            if wanted - names:
+                return f"{_some(sorted(wanted - names))} {what} the stream too"
+            if names - wanted:
+                return f"{_some(sorted(names - wanted))}: not what {what} the stream"
+        return None
 
     @cached_property
     def _named(self) -> dict[str, QuantizerModule]:
         return {module.name: module for module in self._modules}
 
-    def _names_of_readers(self, norm: QuantizerModule) -> tuple[str, ...] | str:
+    def _names_of_readers(self, norm: str) -> tuple[str, ...] | str:
         """The layers that read a norm, as a recipe names them, or why it can't."""
-        taken = self._taken_from(norm.name)
+        taken = self._taken_from(norm)
         if isinstance(taken, str):
             return taken
         names: list[str] = []

@@ -8,6 +8,11 @@
           mappings: [{smooth_layer: source, balance_layers: [readers…]}, …]
         SpinQuantModifier:
           norm_mappings: [{norm: source, linears: [readers…]}, …]
+          mappings: {embedding: what is centred, …}
+          transform_config: {config_groups: {R1: {type: hadamard, apply: [{targets: …, location: …}, …]}}}
+
+Without a transform_config, llm-compressor 0.14 replaces the mappings of SpinQuant by its own. With one, it reads of
+`mappings` only the embedding, whose mean it subtracts.
 
 Read and written with PyYAML's safe loader: a recipe holds plain values only.
 """
@@ -35,8 +40,30 @@ class RecipeMapping:
     readers: tuple[str, ...]
 
 
-def read_recipe(path: Path) -> tuple[RecipeMapping, ...]:
-    """Every mapping in a recipe; an error if there is none."""
+@dataclass(frozen=True)
+class RecipeRotation:
+    """A rotation of a recipe, by patterns: outputs of the writers are rotated, inputs of the readers rotated back."""
+
+    name: str
+    writers: tuple[str, ...]
+    readers: tuple[str, ...]
+    fused: tuple[RecipeMapping, ...]  # norms whose gain its readers take over first
+    orthogonal: bool = True
+
+
+@dataclass(frozen=True)
+class RecipeCentring:
+    """Tables of a recipe, by a pattern, whose rows lose their mean."""
+
+    table: str
+
+
+Step = RecipeMapping | RecipeRotation | RecipeCentring
+UNUSED = "none"  # a pattern that matches no module
+
+
+def read_recipe(path: Path) -> tuple[Step, ...]:
+    """Every mapping and rotation in a recipe; an error if there is none."""
     import yaml
 
     if path.stat().st_size > LARGEST_RECIPE:
@@ -51,9 +78,7 @@ def read_recipe(path: Path) -> tuple[RecipeMapping, ...]:
         raise InputError(
             f"{path} must have one of {', '.join(MODIFIERS)} in NAME_stage: NAME_modifiers:, got modifiers: {held}"
         )
-    return tuple(
-        mapping for name, settings in found if name in MODIFIERS for mapping in _mappings(name, settings, path)
-    )
+    return tuple(step for name, settings in found if name in MODIFIERS for step in _steps(name, settings, path))
 
 
 def _modifiers(content: Any) -> Iterator[tuple[str, Any]]:
@@ -63,6 +88,45 @@ def _modifiers(content: Any) -> Iterator[tuple[str, Any]]:
             for group, modifiers in groups.items():
                 if str(group).endswith("_modifiers") and isinstance(modifiers, Mapping):
                     yield from ((str(name), settings) for name, settings in modifiers.items())
+
+
+def _steps(modifier: str, settings: Any, path: Path) -> Iterator[Step]:
+    mappings = tuple(_mappings(modifier, settings, path))
+    yield from mappings
+    if modifier == SPINQUANT:
+        groups = settings.get("transform_config")
+        groups = groups.get("config_groups") if isinstance(groups, Mapping) else None
+        if not isinstance(groups, Mapping) or not groups:
+            raise InputError(
+                f"{SPINQUANT} in {path} must have a transform_config with config_groups, got {quoted(groups)}: without "
+                "one, llm-compressor replaces its mappings by those that it keeps for the class of the model"
+            )
+        tables = settings.get("mappings")
+        if isinstance(tables, Mapping) and tables.get("embedding") is not None:
+            yield RecipeCentring(require_pattern(tables["embedding"], f"mappings.embedding of {SPINQUANT} in {path}"))
+        for name, group in groups.items():
+            yield _rotation(str(name), group, mappings, f"config_groups.{name} of {SPINQUANT} in {path}")
+
+
+def _rotation(name: str, group: Any, fused: tuple[RecipeMapping, ...], where: str) -> RecipeRotation:
+    applied = group.get("apply") if isinstance(group, Mapping) else None
+    if not isinstance(applied, list) or not all(isinstance(each, Mapping) for each in applied):
+        raise InputError(f"{where} must have a list to apply, got {quoted(applied)}")
+    if group.get("head_dim") is not None:
+        raise InputError(f"{where} rotates heads: only rotations of whole streams can be checked, without head_dim")
+    sides: dict[tuple[Any, bool], list[str]] = {("weight_output", False): [], ("weight_input", True): []}
+    for each in applied:
+        side = each.get("location"), bool(each.get("inverse", False))
+        if side not in sides:
+            raise InputError(
+                f"{where} must have weight_output, and weight_input with inverse: true, got {quoted(side)}: rotations "
+                "while the model runs can't be checked"
+            )
+        targets = each.get("targets")
+        targets = targets if isinstance(targets, list) else [targets]
+        sides[side] += [require_pattern(target, where) for target in targets]
+    writers, readers = (tuple(targets) for targets in sides.values())
+    return RecipeRotation(name, writers, readers, fused, group.get("type") != "random-matrix")
 
 
 def _mappings(modifier: str, settings: Any, path: Path) -> Iterator[RecipeMapping]:
@@ -95,19 +159,38 @@ def _parts(modifier: str, mapping: Any, where: str) -> tuple[Any, Any]:
     raise InputError(f"{where} must have {source} and {readers}, got {quoted(mapping)}")
 
 
-def written(mappings: Sequence[RecipeMapping], more: Mapping[str, Mapping[str, Any]], notes: Sequence[str]) -> str:
-    """A recipe with a stage for each modifier, and notes as comments; `more` are further settings of a modifier."""
+def written(steps: Sequence[Step], notes: Sequence[str]) -> str:
+    """A recipe with a stage for each modifier, and notes as comments."""
     import yaml
 
     lines = [f"# {note}".rstrip() for note in notes]
     for modifier in MODIFIERS:
-        own = [_as_plain(mapping) for mapping in mappings if mapping.modifier == modifier]
+        own = [_as_plain(step) for step in steps if isinstance(step, RecipeMapping) and step.modifier == modifier]
         if own:
             stage = modifier.removesuffix("Modifier").lower()
-            key = "norm_mappings" if modifier == SPINQUANT else "mappings"
-            content = {f"{stage}_stage": {f"{stage}_modifiers": {modifier: {key: own, **more.get(modifier, {})}}}}
+            settings: dict[str, Any] = {"norm_mappings" if modifier == SPINQUANT else "mappings": own}
+            if modifier == SPINQUANT:
+                settings |= _rotations([step for step in steps if isinstance(step, RecipeRotation)])
+            content = {f"{stage}_stage": {f"{stage}_modifiers": {modifier: settings}}}
             lines.append(yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=110).rstrip())
     return "\n".join(lines) + "\n"
+
+
+def _rotations(rotations: Sequence[RecipeRotation]) -> dict[str, Any]:
+    """Settings for these rotations, in which nothing is centred."""
+    names = ("embedding", "attn", "attn_q", "attn_k", "attn_v", "attn_o", "lm_head")
+    groups = {
+        rotation.name: {
+            "type": "hadamard",
+            "apply": [
+                {"targets": list(rotation.writers), "location": "weight_output"},
+                {"targets": list(rotation.readers), "location": "weight_input", "inverse": True},
+            ],
+        }
+        for rotation in rotations
+    }
+    unused = {**dict.fromkeys(names, UNUSED), "mlp_in": [UNUSED], "mlp_out": [UNUSED]}
+    return {"mappings": unused, "transform_config": {"config_groups": groups}}
 
 
 def _as_plain(mapping: RecipeMapping) -> Any:

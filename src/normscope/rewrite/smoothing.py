@@ -3,6 +3,9 @@
     smooth       w ← w/s,  b ← b/s        of the source: a norm, or the last outputs of a linear layer
                  W ← W·diag(s)            of every reader
     fuse         W ← W·diag(w),  w ← 1    of a norm and its readers; its bias stays
+    rotate       W ← QᵀW,  b ← Qᵀb        of every layer that writes to a stream;  E ← EQ of a table
+                 W ← WQ                   of every layer that reads its norms
+    centre       E ← E − mean             of the rows of a table
 
 That is all that llm-compressor 0.14 does, with s from calibration; here s is random and positive. Gains of the classes
 in CONVERTED are stored as 1 + w and converted before and after; those of other classes are divided as stored.
@@ -113,8 +116,32 @@ class Changed:
             self._change(self._required(reader), lambda values: values * gain)
         self._change(weight, _stored_gain(source, torch.ones_like))
 
+    def rotate(self, writers: Iterable[QuantizerModule], readers: Iterable[QuantizerModule], *, orthogonal: bool) -> None:
+        """Rotate what some modules write, and what others read, by one random matrix and its inverse."""
+        writers, readers = tuple(writers), tuple(readers)
+        size = self._inputs(readers)
+        matrix = torch.randn(size, size, generator=self._random, dtype=torch.float64)
+        matrix = torch.linalg.qr(matrix)[0] if orthogonal else matrix
+        inverse = matrix.T if orthogonal else torch.linalg.inv(matrix)
+        for module in (*writers, *readers):
+            if module.classes[0] not in ("Linear", "Embedding"):
+                raise MappingError(f"{module.name} is a {module.classes[0]}, which llm-compressor can't rotate")
+        for writer in writers:
+            table, shape = writer.classes[0] == "Embedding", _shape(writer, self._tensors)
+            if shape[1 if table else 0] != size:
+                raise MappingError(f"{writer.name} does not have {size} outputs")
+            self._change(self._required(writer), (lambda w: w @ matrix) if table else (lambda w: matrix.T @ w))
+            if writer.bias is not None:
+                self._change(writer.bias, lambda bias: matrix.T @ bias)
+        for reader in readers:
+            self._change(self._required(reader), lambda values: values @ inverse.T)
+
+    def centre(self, table: QuantizerModule) -> None:
+        """Subtract the mean of every row of a table."""
+        self._change(self._required(table), lambda values: values - values.mean(dim=-1, keepdim=True))
+
     def _inputs(self, readers: Sequence[QuantizerModule]) -> int:
-        """The number of inputs that all readers have, as llm-compressor counts them: the columns of the stored matrix."""
+        """The number of inputs that all readers have: as llm-compressor counts, the columns of the stored matrix."""
         sizes: dict[int, str] = {}
         for reader in readers:
             shape = tuple(self._required(reader).of(self._tensors[self._required(reader).tensor]).shape)
@@ -124,6 +151,8 @@ class Changed:
         if len(sizes) > 1:
             listed = ", ".join(f"{name} {size}" for size, name in sizes.items())
             raise MappingError(f"its readers have different numbers of columns: {listed}")
+        if not sizes:
+            raise MappingError("no layer matches its readers")
         return next(iter(sizes))
 
     def _numbers(self, part: Part) -> int:
