@@ -54,8 +54,8 @@ def measured(python: str) -> dict:
     import torch
     import transformers
 
-    from architectures import ARCHITECTURES, random_model
-    from normscope.rewrite.recipe import check_recipe, recipe
+    from architectures import random_model
+    from normscope.rewrite.recipe import recipe
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
@@ -65,29 +65,28 @@ def measured(python: str) -> dict:
         asked = [python, __file__, "--inside", str(folder)]
         subprocess.run(asked, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
         theirs = json.loads((folder / "theirs.json").read_text(encoding="utf-8"))
-        rows = []
-        for name in MODELS:
-            verdicts = [
-                verdict
-                for kind in KINDS
-                for verdict in check_recipe(folder / name, folder / f"{name}.{kind}.yaml").mappings
-            ]
-            own = recipe(folder / name)
-            rows.append(
-                {
-                    "model": name,
-                    "class": ARCHITECTURES[name][0],
-                    "checked": [
-                        {key: getattr(each, key) for key in ("modifier", "source", "readers", "sets", "verdict", "change", "reason")}
-                        for each in verdicts
-                    ],
-                    "ours": {modifier: sum(each.modifier == modifier for each in own.mappings) for modifier in KINDS.values()},
-                    "largest_change_of_ours": max((each.change for each in own.mappings), default=0.0),
-                    "run": theirs["models"][name],
-                }
-            )  # fmt: skip
+        rows = [row_of(name, folder, theirs["models"][name]) for name in MODELS]
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     return {"versions": versions, "their_versions": theirs["versions"], "models": rows}
+
+
+def row_of(name: str, folder: Path, there: dict) -> dict:
+    """One model: verdicts on their mappings, what our recipe has, and what happened there."""
+    from architectures import ARCHITECTURES
+    from normscope.rewrite.recipe import check_recipe, recipe
+
+    kept = ("modifier", "source", "readers", "sets", "verdict", "change", "reason")
+    files = [folder / f"{name}.{kind}.yaml" for kind in KINDS]
+    verdicts = [verdict for file in files for verdict in check_recipe(folder / name, file).mappings]
+    own = recipe(folder / name).mappings
+    return {
+        "model": name,
+        "class": ARCHITECTURES[name][0],
+        "checked": [{key: getattr(verdict, key) for key in kept} for verdict in verdicts],
+        "ours": {modifier: sum(each.modifier == modifier for each in own) for modifier in KINDS.values()},
+        "largest_change_of_ours": max(each.change for each in own),
+        **there,
+    }
 
 
 def inside(folder: Path) -> None:
@@ -106,17 +105,33 @@ def inside(folder: Path) -> None:
             "awq": {"mappings": [pairs(each, "smooth_layer", "balance_layers") for each in awq(model)]},
             "spinquant": rotation_of(model),
         }
-        found[name] = {"theirs": {}, "ours": {}}
+        run = {"theirs": {}, "ours": {}}
+        found[name] = {"run": run, "kept_for_its_class": kept_for(type(model).__name__)}
         for kind, modifier in KINDS.items():
             content = {f"{kind}_stage": {f"{kind}_modifiers": {modifier: settings[kind]}}}
             file = folder / f"{name}.{kind}.yaml"
             file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
             if kind in RUN_THERE:
-                found[name]["theirs"][kind] = changed_by(folder / name, file, kind)
+                run["theirs"][kind] = changed_by(folder / name, file, kind)
                 if f"{kind}_stage" in (folder / f"{name}.yaml").read_text(encoding="utf-8"):
-                    found[name]["ours"][kind] = changed_by(folder / name, folder / f"{name}.yaml", kind)
-    versions = {package: version(package) for package in ("llmcompressor", "compressed-tensors", "transformers", "torch")}
+                    run["ours"][kind] = changed_by(folder / name, folder / f"{name}.yaml", kind)
+    versions = {
+        package: version(package) for package in ("llmcompressor", "compressed-tensors", "transformers", "torch")
+    }
     (folder / "theirs.json").write_text(json.dumps({"versions": versions, "models": found}), encoding="utf-8")
+
+
+def kept_for(name: str) -> dict[str, bool]:
+    """Whether llm-compressor keeps mappings for a class; where not, it takes its defaults."""
+    from llmcompressor.modifiers.transform.awq import dynamic_mappings as awq
+    from llmcompressor.modifiers.transform.smoothquant import dynamic_mappings as smooth
+    from llmcompressor.modifiers.transform.spinquant.mappings import SPINQUANT_MAPPING_REGISTRY
+
+    return {
+        "SmoothQuantModifier": name in smooth.SMOOTHQUANT_DYNAMIC_MAPPING_REGISTRY | smooth.MAPPINGS_REGISTRY,
+        "AWQModifier": name in awq.AWQ_DYNAMIC_MAPPING_REGISTRY | awq.AWQ_MAPPING_REGISTRY,
+        "SpinQuantModifier": name in SPINQUANT_MAPPING_REGISTRY,
+    }
 
 
 def pairs(mapping, *names):
@@ -151,7 +166,7 @@ def loaded(folder: Path):
 
 
 def changed_by(folder: Path, recipe: Path, stage: str):
-    """The change of the logits after a stage of a recipe, over the largest, and how many tensors changed; or the error."""
+    """The change of the logits after a stage of a recipe, over the largest, and the number of new tensors; or the error."""
     import torch
     from datasets import Dataset
     from llmcompressor import oneshot
@@ -167,9 +182,14 @@ def changed_by(folder: Path, recipe: Path, stage: str):
         before = model(ids).logits
         try:
             oneshot(
-                model=model, dataset=data, recipe=str(recipe), stage=stage, pipeline="basic",
-                processor=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="a"), num_calibration_samples=TOKENS[0],
-            )  # fmt: skip
+                model=model,
+                dataset=data,
+                recipe=str(recipe),
+                stage=stage,
+                pipeline="basic",
+                processor=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="a"),
+                num_calibration_samples=TOKENS[0],
+            )
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error.__cause__ or error}".splitlines()[0][:300]}
         after = model(ids).logits
@@ -184,15 +204,18 @@ def put(lines: str, begin: str, end: str) -> None:
 
 
 def checked_table(run) -> str:
-    lines = ["| class | modifier | from → to | verdict | why |", "|---|---|---|---|---|"]
+    """Every mapping of SmoothQuant and AWQ that is not confirmed, and those of SpinQuant for classes that it keeps."""
+    lines = ["| class | modifier | kept for it | from → to | verdict | why |", "|---|---|---|---|---|---|"]
     for model in run["models"]:
         for row in model["checked"]:
-            if row["verdict"] not in ("confirmed", "skipped"):
-                to = ", ".join(f"`{reader}`" for reader in row["readers"])
-                size = "" if row["change"] is None else f", by {row['change']:.2g}"
-                reason = (row["reason"] or "").replace("|", "\\|")
-                cells = (model["class"], row["modifier"].removesuffix("Modifier"), f"`{row['source']}` → {to}")
-                lines.append(f"| {' | '.join(cells)} | {row['verdict']}{size} | {reason} |")
+            kept = model["kept_for_its_class"][row["modifier"]]
+            if row["verdict"] in ("confirmed", "skipped") or (row["modifier"] == KINDS["spinquant"] and not kept):
+                continue
+            to = ", ".join(f"`{reader}`" for reader in row["readers"]) or "–"
+            size = "" if row["change"] is None else f", by {row['change']:.2g}"
+            reason = (row["reason"] or "").replace("|", "\\|")
+            cells = (model["class"], row["modifier"].removesuffix("Modifier"), "yes" if kept else "no")
+            lines.append(f"| {' | '.join(cells)} | `{row['source']}` → {to} | {row['verdict']}{size} | {reason} |")
     return "\n".join(lines)
 
 

@@ -162,7 +162,9 @@ def inspect(
         from normscope.rewrite.recipe import recipe as recipe_of
 
         given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype, "progress": progress}
-        return recipe_of(model_of(model), **given) if against is None else check_recipe(model_of(model), against, **given)
+        return (
+            recipe_of(model_of(model), **given) if against is None else check_recipe(model_of(model), against, **given)
+        )
     if text is None and inputs is None and (device, dtype) != (DEVICE, DTYPE):
         raise InputError("--device and --dtype need --text or --inputs: without them the model is not run")
     from normscope.studies.inspect import inspect as ask

@@ -22,7 +22,9 @@ class QuantizerRecipe(Result, kind="quantizer_recipe", shown_by="normscope.repor
     """A recipe for llm-compressor (YAML), whose mappings keep the function of the model, and what it leaves out."""
 
     model: str
-    mappings: Annotated[tuple[MappingVerdict, ...], Table("Mappings for {0.model}", "No norm is read by linear layers.")]
+    mappings: Annotated[
+        tuple[MappingVerdict, ...], Table("Mappings for {0.model}", "No norm is read by linear layers.")
+    ]
     left_out: Annotated[tuple[LeftOut, ...], Table("Left out of the recipe for {0.model}")]
     recipe: str
 

@@ -58,7 +58,11 @@ class RecipeCheck(Result, kind="recipe_check"):
 
     def failure(self) -> str | None:
         wrong = sum(not mapping.is_right for mapping in self.mappings)
-        return None if self.holds else f"{wrong} of {len(self.mappings)} mappings would change the model, or can't be applied"
+        return (
+            None
+            if self.holds
+            else f"{wrong} of {len(self.mappings)} mappings would change the model, or can't be applied"
+        )
 
     def __repr__(self) -> str:
         right = sum(mapping.verdict == "confirmed" for mapping in self.mappings)

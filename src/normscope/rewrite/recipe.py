@@ -16,22 +16,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import nn
 
-from normscope.certificates.check_fold import Taken
 from normscope.models.batches import Inputs, first_batch
 from normscope.models.example_inputs import example_inputs
 from normscope.models.find import find_alone
 from normscope.models.float64_run import evaluate
 from normscope.models.graph import trace
-from normscope.models.multiplications import Multiplication, is_grouped, sent_to
 from normscope.models.subject import Model, Subject, Text
 from normscope.progress import Progress, silent
 from normscope.results.folding import LARGEST_DIFFERENCE
 from normscope.results.quantizer_recipe import LeftOut, QuantizerRecipe
 from normscope.results.recipe_check import MappingOutcome, MappingVerdict, RecipeCheck
-from normscope.rewrite.affine import Readers
+from normscope.rewrite.mapping_objections import Objections, some
 from normscope.rewrite.norm_places import Watch, path_of
 from normscope.rewrite.quantizer_modules import (
     MappingError,
@@ -39,7 +36,6 @@ from normscope.rewrite.quantizer_modules import (
     any_of,
     matching_sets,
     patterns_for,
-    quantizer_modules,
 )
 from normscope.rewrite.recipe_file import (
     AWQ,
@@ -53,8 +49,8 @@ from normscope.rewrite.recipe_file import (
     written,
 )
 from normscope.rewrite.rotated_stream import rotated_stream
-from normscope.rewrite.scaled_paths import ScaledPath, scaled_path
-from normscope.rewrite.smoothing import Changed, Smoothed, applied_to, change_of_outputs, is_converted, is_skipped
+from normscope.rewrite.scaled_paths import ScaledPath
+from normscope.rewrite.smoothing import Changed, applied_to, change_of_outputs, is_skipped
 from normscope.rewrite.stored_tensors import StoredTensors, Uses, give_copies, ties
 from normscope.rewrite.streams import Streams
 
@@ -181,18 +177,9 @@ class _HeldModel:
         self._reference = evaluate(self._graph.program, self._tensors.in_float64, watched)
         self._uses = Uses(self._tensors, self._graph)
         self._streams = Streams(self._graph, norms, watched.mistaken)
-        self._readers = Readers(model, self._streams, self._uses)
         self._norms = {path_of(found): found for found in norms}
-        self._modules = quantizer_modules(model)
-        self._by_tensor: dict[str, list[QuantizerModule]] = {}
-        for module in self._modules:
-            if module.weight is not None:
-                self._by_tensor.setdefault(self._first(module.weight.tensor), []).append(module)
-        self._products: dict[str, list[Multiplication]] = {}
-        for product in self._graph.multiplications.values():
-            self._products.setdefault(self._first(product.weight), []).append(product)
-        self._paths: dict[str, ScaledPath | str] = {}
-        self._taken: dict[str, Taken | str] = {}
+        self._objections = Objections(model, self._streams, self._uses, self._norms)
+        self._modules = self._objections.modules
 
     def verdict(self, step: Step) -> MappingVerdict:
         """What a step of a recipe does: measured, and as the graph shows it."""
@@ -229,7 +216,7 @@ class _HeldModel:
         reasons = [
             f"{each.source.name}: {objection}"
             for each in kept
-            if (objection := self._objection(mapping, each)) is not None
+            if (objection := self._objections.to(mapping.modifier, each)) is not None
         ]
         outcome, change = self._measured(changed, reasons)
         return self._row(mapping, count, outcome, change, reasons[0] if reasons else None)
@@ -260,7 +247,8 @@ class _HeldModel:
             changed.centre(table)
         if not tables:
             return row
-        outcome, change = self._measured(changed, reasons := [])
+        reasons: list[str] = []
+        outcome, change = self._measured(changed, reasons)
         reason = "its rows lose their mean, and the norms after it do not subtract it" if reasons else None
         return replace(row, verdict=outcome, change=change, reason=reason)
 
@@ -284,7 +272,7 @@ class _HeldModel:
         for module in self._modules:
             if module.name in self._norms or module.weight is None:
                 continue
-            readers, path = self._names_after(module), self._path_of(module)
+            readers, path = self._objections.names_after(module), self._objections.path_of(module)
             if readers is not None:
                 layers.append((module.name, readers))
             elif isinstance(path, ScaledPath) and path.ends and path.obstacle is not None:
@@ -301,15 +289,17 @@ class _HeldModel:
         """The norms that mappings can start from, with their readers, and the others."""
         sources: Sources = []
         left_out: list[LeftOut] = []
+        named = self._objections.named
         for name in self._norms:
-            names = self._names_of_readers(name)
-            objection = names if isinstance(names, str) else self._objection_to_norm(
-                modifier, self._named[name], [self._named[reader] for reader in names]
-            )  # fmt: skip
-            if objection is None and not isinstance(names, str):
-                sources.append((name, names))
-            else:
-                left_out.append(LeftOut(name, told, str(objection)))
+            names = self._objections.names_of_readers(name)
+            if not isinstance(names, str):
+                readers = [named[reader] for reader in names]
+                objection = self._objections.to_norm(modifier, named[name], readers)
+                if objection is None:
+                    sources.append((name, names))
+                    continue
+                names = objection
+            left_out.append(LeftOut(name, told, names))
         return sources, left_out
 
     def rotation(self) -> tuple[list[Step], list[LeftOut]]:
@@ -324,13 +314,10 @@ class _HeldModel:
         if size & (size - 1):
             return [], [LeftOut("R1", SPINQUANT, f"{size} channels: its Hadamard matrices have powers of two")]
         mappings = tuple(RecipeMapping(SPINQUANT, *each) for each in patterns_for(self._modules, fused))
-        writers = [name for tensor in stream.writers for name in self._named_by(tensor)]
+        writers = [name for tensor in stream.writers for name in self._objections.named_by(tensor)]
         readers = [name for _, names in fused for name in names]
         targets = (any_of(writers), any_of(readers))
         return [*mappings, RecipeRotation("R1", *targets, mappings)], left_out
-
-    def _named_by(self, tensor: str) -> list[str]:
-        return [module.name for module in self._by_tensor.get(self._first(tensor), ())]
 
     def _objection_to_rotation(
         self, writers: Sequence[QuantizerModule], readers: Sequence[QuantizerModule]
@@ -341,174 +328,12 @@ class _HeldModel:
         if isinstance(stream, str):
             return stream
         for what, wanted, given in (
-            ("writes to", {name for tensor in stream.writers for name in self._named_by(tensor)}, writers),
+            ("writes to", {name for tensor in stream.writers for name in self._objections.named_by(tensor)}, writers),
             ("reads", {name for norm in stream.norms for name in readers_of[norm]}, readers),
         ):
             names = {module.name for module in given}
             if wanted - names:
-                return f"{_some(sorted(wanted - names))} {what} the stream too"
+                return f"{some(sorted(wanted - names))} {what} the stream too"
             if names - wanted:
-                return f"{_some(sorted(names - wanted))}: not what {what} the stream"
+                return f"{some(sorted(names - wanted))}: not what {what} the stream"
         return None
-
-    @cached_property
-    def _named(self) -> dict[str, QuantizerModule]:
-        return {module.name: module for module in self._modules}
-
-    def _names_of_readers(self, norm: str) -> tuple[str, ...] | str:
-        """The layers that read a norm, as a recipe names them, or why it can't."""
-        taken = self._taken_from(norm)
-        if isinstance(taken, str):
-            return taken
-        names: list[str] = []
-        for reader in taken.readers:
-            modules = self._by_tensor.get(reader.weight)
-            if modules is None:
-                return f"its reader {reader.layer} holds its matrix as {reader.weight}, which recipes can't name"
-            names += [module.name for module in modules]
-        return tuple(names)
-
-    def _names_after(self, module: QuantizerModule) -> tuple[str, ...] | None:
-        """The layers whose columns can undo factors of the outputs of a layer; None if there are none."""
-        path = self._path_of(module)
-        if isinstance(path, str) or path.obstacle is not None or not path.ends:
-            return None
-        readers = [
-            reader.name
-            for end in path.ends
-            for reader in self._by_tensor.get(self._first(end.by.weight), ())
-            if self._same_expert(module, reader)
-        ]
-        smoothed = Smoothed(module, tuple(self._named[name] for name in readers))
-        return tuple(readers) if readers and self._objection_to_layer(smoothed) is None else None
-
-    def _objection(self, mapping: RecipeMapping, smoothed: Smoothed) -> str | None:
-        """Why a mapping does not keep the function, as the graph shows it; None if it does."""
-        if smoothed.source.name in self._norms:
-            return self._objection_to_norm(mapping.modifier, smoothed.source, smoothed.readers)
-        return self._objection_to_layer(smoothed)
-
-    def _objection_to_norm(
-        self, modifier: str, norm: QuantizerModule, readers: Sequence[QuantizerModule]
-    ) -> str | None:
-        taken = self._taken_from(norm.name)
-        if isinstance(taken, str):
-            return taken
-        form = self._objection_to_form(modifier, norm, taken)
-        if form is not None:
-            return form
-        axes = {reader.weight: reader for reader in taken.readers}
-        wanted = [module for tensor in axes for module in self._by_tensor.get(tensor, ())]
-        given = {reader.name for reader in readers}
-        missing = [module.name for module in wanted if module.name not in given]
-        missing += [reader.layer for tensor, reader in axes.items() if tensor not in self._by_tensor]
-        if missing:
-            return f"it is also read by {_some(missing)}"
-        return self._objection_to_readers(readers, {tensor: reader.axis for tensor, reader in axes.items()})
-
-    def _objection_to_form(self, modifier: str, norm: QuantizerModule, taken: Taken) -> str | None:
-        """Whether its tensors are what llm-compressor takes them for."""
-        if taken.gain_tensor is None or norm.weight is None:
-            return "it has no gain that could be divided"
-        if self._first(norm.weight.tensor) != taken.gain_tensor:
-            return f"its gain is {taken.gain_tensor}, not {norm.weight.tensor}"
-        if taken.adds_one != is_converted(norm):
-            stored = "1 + w" if taken.adds_one else "w"
-            return f"its gain is stored as {stored}, and llm-compressor takes it for the other"
-        if taken.bias_tensor is not None and (norm.bias is None or self._first(norm.bias.tensor) != taken.bias_tensor):
-            return f"its bias is {taken.bias_tensor}, which llm-compressor does not divide"
-        found = self._norms[norm.name].norm
-        if modifier == SPINQUANT and found is not None and found.bias.any():
-            return "it has a bias, which fusing its gain multiplies by the gain once more"
-        return None
-
-    def _objection_to_layer(self, smoothed: Smoothed) -> str | None:
-        source = smoothed.source
-        path = self._path_of(source)
-        if isinstance(path, str):
-            return path
-        if path.obstacle is not None:
-            return path.obstacle
-        ends = {self._first(end.by.weight): end for end in path.ends}
-        given = {reader.name for reader in smoothed.readers}
-        wanted = [each for tensor in ends for each in self._by_tensor.get(tensor, ()) if self._same_expert(source, each)]
-        missing = [each.name for each in wanted if each.name not in given]
-        if missing or not wanted:
-            return f"it is also read by {_some(missing or [path.ends[0].by.module])}"
-        return self._objection_to_readers(smoothed.readers, {name: end.axis for name, end in ends.items()})
-
-    def _objection_to_readers(self, readers: Sequence[QuantizerModule], axes: dict[str, int]) -> str | None:
-        for reader in readers:
-            if reader.weight is None or self._first(reader.weight.tensor) not in axes:
-                return f"{reader.name} does not read it"
-            columns = self._tensors[reader.weight.tensor].ndim - (2 if reader.weight.turned else 1)
-            if axes[self._first(reader.weight.tensor)] != columns:
-                return f"{reader.name} stores its matrix as inputs × outputs, and llm-compressor takes its columns for inputs"
-        return None
-
-    def _taken_from(self, norm: str) -> Taken | str:
-        """The readers of a norm, if they are linear layers and nothing else reads it; otherwise why not."""
-        if norm not in self._taken:
-            if norm in self._streams.problems:
-                self._taken[norm] = self._streams.problems[norm]
-            else:
-                ones = np.ones(self._norms[norm].size)
-                taken, reason = self._readers.take(norm, ones, np.zeros_like(ones))
-                self._taken[norm] = reason if taken is None else taken
-        return self._taken[norm]
-
-    def _path_of(self, module: QuantizerModule) -> ScaledPath | str:
-        """Where factors of the outputs of a layer end up, or why that is not known."""
-        if module.name not in self._paths:
-            self._paths[module.name] = self._followed(module)
-        return self._paths[module.name]
-
-    def _followed(self, module: QuantizerModule) -> ScaledPath | str:
-        products = [] if module.weight is None else self._products.get(self._first(module.weight.tensor), [])
-        if len(products) != 1 or module.weight is None:
-            return "it is not a linear layer that the traced call uses once"
-        product = products[0]
-        ok, reason = self._uses.can_change(product.weight, product.nodes)
-        if not ok:
-            return f"it multiplies with {reason}"
-        outputs = self._tensors[module.weight.tensor].ndim - (1 if module.weight.turned else 2)
-        if tuple(product.outputs) and product.outputs[-1].weight != outputs:
-            return "it stores its matrix as inputs × outputs, and llm-compressor takes its rows for outputs"
-        if (product.bias is None) != (module.bias is None):
-            return f"its bias is {product.bias}, which llm-compressor does not divide"
-        path = scaled_path(self._graph, product, self._streams.words)
-        for end in path.ends if path.obstacle is None else ():
-            ok, reason = self._uses.can_change(end.by.weight, end.by.nodes)
-            if not ok:
-                return f"{end.by.module} multiplies with {reason}"
-            if not _sent_alike(product, end.by):
-                return f"{end.by.module} may send a token to another expert"
-        rows = self._tensors[module.weight.tensor][module.weight.place].shape if module.weight.place else None
-        own = None if rows is None else rows[1 if module.weight.turned else 0]
-        total = product.total.meta["val"].shape[-1]
-        if own is not None and path.obstacle is None and own not in (total - path.first, total):
-            return "only a part of its outputs is read by the next layer"
-        if own is not None and path.first and module.name.endswith("gate_proj"):
-            return "it is the gate, not what is gated"
-        return path
-
-    @staticmethod
-    def _same_expert(one: QuantizerModule, other: QuantizerModule) -> bool:
-        """Whether two layers belong to the same expert, or at most one is of an expert."""
-        places = [each.weight.place for each in (one, other) if each.weight is not None and each.weight.place]
-        return len(places) < 2 or places[0][0] == places[1][0]
-
-    def _first(self, tensor: str) -> str:
-        return self._tensors.first_name(tensor)
-
-
-def _sent_alike(one: Multiplication, other: Multiplication) -> bool:
-    """Whether two products with stacks send every row to the matrix of the same number."""
-    grouped = [node for product in (one, other) for node in product.nodes if is_grouped(node)]
-    return len({sent_to(node.args[2]) for node in grouped}) <= 1
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-

@@ -41,7 +41,7 @@ class PathEnd:
 
 @dataclass(frozen=True)
 class ScaledPath:
-    """The layers that read what a layer writes, the obstacles, and the first output of the layer that none of them reads.
+    """The layers that read what a layer writes, and the first obstacle, if there is one.
 
     Where only the last of its outputs are read by another layer, `first` is the first of these.
     """
@@ -72,7 +72,7 @@ def scaled_path(graph: ModelGraph, layer: Multiplication, words: Any) -> ScaledP
             passed = [(after, moved) for after, moved in _after(user, source, channels, touched) if moved is not None]
             pending += passed
             if not passed:
-                others.append((user, set(channels.unique().tolist()) if isinstance(channels, Tensor) else set()))
+                others.append((user, _numbers(channels) if isinstance(channels, Tensor) else set()))
     if not ends:
         return ScaledPath(0, (), f"its output is read by {words(others[0][0])}" if others else "no layer reads it")
     first = size - max(len(end.channels) for end in ends)
@@ -80,7 +80,9 @@ def scaled_path(graph: ModelGraph, layer: Multiplication, words: Any) -> ScaledP
     relevant = [end for end in ends if bool((end.channels >= first).any())]
     if any(not torch.equal(end.channels, wanted) for end in relevant) or first < 0:
         several = relevant[0].by.module
-        return ScaledPath(0, tuple(relevant), f"an output of it is read by several columns of {several}, or out of order")
+        return ScaledPath(
+            0, tuple(relevant), f"an output of it is read by several columns of {several}, or out of order"
+        )
     in_the_way = [node for node, touched in others if not touched or max(touched) >= first]
     obstacle = None if not in_the_way else f"its output is also read by {words(in_the_way[0])}"
     return ScaledPath(first, tuple(relevant), obstacle)
@@ -99,8 +101,12 @@ def _touched(graph: ModelGraph, start: Node) -> dict[Node, set[int]]:
             moved = after_move(node, channels[sources[0]])
             if moved is not None:
                 channels[node] = moved
-                touched[node] = set(moved.unique().tolist()) if isinstance(moved, Tensor) else touched[node]
+                touched[node] = _numbers(moved) if isinstance(moved, Tensor) else touched[node]
     return touched
+
+
+def _numbers(channels: Tensor) -> set[int]:
+    return set(channels.reshape(-1).tolist())
 
 
 def _read(channels: Any, axis: int) -> Tensor | None:
@@ -121,7 +127,7 @@ def _after(user: Node, source: Node, channels: Any, touched: dict[Node, set[int]
         return
     if not isinstance(channels, Tensor) or not is_float(user):
         return
-    own = set(channels.unique().tolist())
+    own = _numbers(channels)
     others = [each for each in user.all_input_nodes if each is not source]
     if any(own & touched.get(each, set()) for each in others):
         return  # not linear in the layer

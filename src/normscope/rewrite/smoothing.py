@@ -60,7 +60,9 @@ def is_skipped(mapping: RecipeMapping, smoothed: Smoothed, tensors: StoredTensor
     if mapping.modifier != AWQ or times is None or len(shape) != 2 or "Linear" not in source.classes:
         return False
     return any(
-        reader.name.endswith(".o_proj") and "Linear" in reader.classes and shape[0] != times * _shape(reader, tensors)[1]
+        reader.name.endswith(".o_proj")
+        and "Linear" in reader.classes
+        and shape[0] != times * _shape(reader, tensors)[1]
         for reader in smoothed.readers
     )
 
@@ -116,7 +118,9 @@ class Changed:
             self._change(self._required(reader), lambda values: values * gain)
         self._change(weight, _stored_gain(source, torch.ones_like))
 
-    def rotate(self, writers: Iterable[QuantizerModule], readers: Iterable[QuantizerModule], *, orthogonal: bool) -> None:
+    def rotate(
+        self, writers: Iterable[QuantizerModule], readers: Iterable[QuantizerModule], *, orthogonal: bool
+    ) -> None:
         """Rotate what some modules write, and what others read, by one random matrix and its inverse."""
         writers, readers = tuple(writers), tuple(readers)
         size = self._inputs(readers)
