@@ -1,6 +1,6 @@
-"""The tables of docs/recipes.md: llm-compressor's own mappings, held to the graph, and our recipes run by llm-compressor.
+"""The tables of docs/recipes.md: llm-compressor's own mappings held to the graph, and our recipes run by it.
 
-    python tools/recipes.py --python ENVIRONMENT/bin/python    # some minutes; rewrites docs/results/recipes.json, the page
+    python tools/recipes.py --python ENVIRONMENT/bin/python    # minutes; writes docs/results/recipes.json, the page
     python tools/recipes.py --table                            # only the page, from docs/results/recipes.json
 
 ENVIRONMENT has llmcompressor 0.14, which needs another transformers than ours. The models are tiny and random
@@ -166,7 +166,7 @@ def loaded(folder: Path):
 
 
 def changed_by(folder: Path, recipe: Path, stage: str):
-    """The change of the logits after a stage of a recipe, over the largest, and the number of new tensors; or the error."""
+    """The change of the logits after a stage of a recipe, over the largest, and the number of new tensors; or an error."""
     import torch
     from datasets import Dataset
     from llmcompressor import oneshot
