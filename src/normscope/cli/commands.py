@@ -188,6 +188,10 @@ def report(
     tell_written([page])
 
 
+class Quantizer(StrEnum):
+    llm_compressor = "llm-compressor"
+
+
 @command(picture=True, tables=True, divides=True)
 def inspect(
     model: ModelsArgument = None,
@@ -196,6 +200,20 @@ def inspect(
     lines: LinesFlag = False,
     column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
+    recipe: Annotated[
+        Quantizer | None,
+        typer.Option(
+            help="Print a recipe for this quantizer instead: which linear layers read which norm (YAML). MODEL must be "
+            "a folder, with weights, or a .gguf file."
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --recipe: check this recipe (YAML) instead. Exit code 1: a mapping would change the model.",
+        ),
+    ] = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
     engine: EngineOption = LOCAL,
@@ -204,12 +222,22 @@ def inspect(
     force: bool = False,
 ) -> Any:
     """Every norm of a model: its kind, the ellipsoid of its outputs, and with a text where real inputs land."""
+    if against is not None and recipe is None:
+        raise InputError("--against needs --recipe llm-compressor: it says which quantizer the recipe is for")
+    one, several = one_or_several(model)
+    if recipe is not None:
+        from normscope.rewrite.recipe import check_recipe
+        from normscope.rewrite.recipe import recipe as recipe_of
+
+        if several:
+            raise InputError(f"--recipe takes one model, got {len(several)}")
+        given = {**run_on(text, inputs, lines, column), "device": device, "dtype": dtype, "progress": progress}
+        return recipe_of(one, **given) if against is None else check_recipe(one, against, **given)
     if text is None and inputs is None and (device, dtype) != (DEVICE, DTYPE):
         raise InputError("--device and --dtype need --text or --inputs: without them the model is not run")
     from normscope.studies.inspect import inspect as ask
 
     given = {**run_on(text, inputs, lines, column), "device": device, "dtype": dtype}
-    one, several = one_or_several(model)
     if several and in_torchrun():
         raise InputError(f"inspect under torchrun takes one model, got {len(several)}: use --engine for several")
     if several:
