@@ -13,7 +13,7 @@ class FoldRun:
     """`normscope fold MODEL --out FOLDER` in new processes; medians of CPU times. None without a peer."""
 
     model: Annotated[str, Column("model", "The model.")]
-    norms: Annotated[int, Column("norms", "Norms that were decided on.")]
+    norms: Annotated[int, Column("norms", "Norms that were decided on.", brief=False)]
     rounds: Annotated[int, Column("rounds", "How often everything ran.", brief=False)]
     cpu_seconds: Annotated[float, Column("fold", "Load, fold, certify, write; the whole process.", duration)]
     import_seconds: Annotated[float, Column("imports", "Of this: importing torch and transformers.", duration)]

@@ -19,7 +19,7 @@ class EngineRun:
     engine: Annotated[str, Column("engine", "Where the pieces ran.")]
     work: Annotated[str, Column("work", "heads: sets of keys of a model; grid: the published grid of random keys.")]
     workers: Annotated[int, Column("workers", "Pieces at the same time.")]
-    pieces: Annotated[int, Column("pieces", "How many.", ",")]
+    pieces: Annotated[int, Column("pieces", "How many.", ",", brief=False)]
     seconds: Annotated[float, Column("time", "Wall time, once workers are there.", duration)]
     speedup: Annotated[float, Column("against 1 worker", "Time of one worker of this engine over this time.", times)]
     sent: Annotated[int, Column("sent", "Bytes to workers.", _megabytes)]
