@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from normscope.data import demo_model, name_of
+from normscope.data import demo_model
 from normscope.models.load import is_gguf, load_model, load_tokenizer
 from normscope.models.transformers_library import quiet
 from normscope_lab.bench.new_processes import IMPORTS, Ended, run_code, run_command
@@ -40,7 +40,7 @@ def run(
     with tempfile.TemporaryDirectory() as scratch:
         for number, model in enumerate(models or [demo_model()]):
             folder = _written(model, Path(scratch) / f"model-{number}") if is_gguf(model) else model
-            rows.append(_measured(name_of(model), folder, peer, bar(range(rounds), f"folding {name_of(model)}")))
+            rows.append(_measured(model.name, folder, peer, bar(range(rounds), f"folding {model.name}")))
     return FoldTimes(this_machine(), None if peer is None else _version(peer), tuple(rows))
 
 
