@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from normscope.engine import ENGINES, Engine, open_engine
+from normscope.engine import ENGINES, Engine, FailedPiece, failed, open_engine
 from normscope.progress import Progress, silent
 from normscope.separation.selectable import selectable
 from normscope.studies.key_verdicts import Question, Verdict, verdict
@@ -112,6 +112,8 @@ def _timed(
     sent, received, begun = engine.sent, engine.received, time.monotonic()
     results = list(engine.run(function, pieces))
     seconds = time.monotonic() - begun
+    if lost := [result for result in results if isinstance(result, FailedPiece)]:
+        raise failed(lost, len(results), f"pieces of {work}")
     found = hashlib.sha256(b"".join(_content(result) for result in results)).hexdigest()
     same = wanted.setdefault(work, found) == found
     return seconds, engine.sent - sent, engine.received - received, same
@@ -119,7 +121,7 @@ def _timed(
 
 def _content(result: Any) -> bytes:
     if not isinstance(result, Verdict):
-        return bytes(result) if isinstance(result, bytes) else repr(result).encode()
+        return bytes(result)
     answer = result.answer
     arrays = (result.never_selected, answer.queries, answer.query_keys, answer.near_ties)
     return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
