@@ -49,7 +49,7 @@ from normscope.results.folding import (
     Folding,
 )
 from normscope.results.folding import NormVerdict as Verdict
-from normscope.rewrite.folded_weights import FoldedWeights, HeldWeights, store
+from normscope.rewrite.folded_weights import FoldedWeights, HeldWeights, NewWeights, store
 from normscope.rewrite.norm_places import Watch
 from normscope.rewrite.plan import Plan, decide, unchanged
 from normscope.rewrite.rewrites import TOLERANCE, Rewrites, Wanted
