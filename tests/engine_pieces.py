@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from normscope.errors import InputError
+from normscope.studies.key_verdicts import verdict
 
 
 def draw(seed, scale=1.0):
@@ -62,3 +63,14 @@ def fail(piece, folder):
     if piece == "sometimes" and len((Path(folder) / piece).read_text(encoding="utf-8")) < 3:
         raise OSError("not yet")
     return piece
+
+
+def draw_slowly(seed):
+    time.sleep(1.0)
+    return draw(seed)
+
+
+def first_head_fails(question, causal):
+    if 0 in question.places:
+        raise ZeroDivisionError("no quotient")
+    return verdict(question, causal)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import engine_pieces
+import normscope as ns
 from normscope.engine import FailedPiece, failed, open_engine
 from normscope.engine.shared_values import write_shared
 from normscope.errors import InputError, PieceError
@@ -123,7 +124,8 @@ def test_an_iterator_is_read_as_results_are_taken(count):
         assert [value for _, value in first] + list(results) == list(range(count))
 
 
-def test_a_script_without_a_guard_runs_once_and_its_workers_end_with_it(tmp_path):
+@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGINT])
+def test_a_script_without_a_guard_runs_once_and_its_workers_end_with_it(ended_by, tmp_path):
     program = (
         "import os, engine_pieces\n"
         "from normscope.engine import open_engine\n"
@@ -144,9 +146,9 @@ def test_a_script_without_a_guard_runs_once_and_its_workers_end_with_it(tmp_path
     )
     assert child.stdout.readline() == "begun\n"
     worker = int(child.stdout.readline())
-    child.send_signal(signal.SIGKILL)
+    child.send_signal(ended_by)
     assert child.stdout.read() == ""
-    child.wait()
+    assert child.wait() == -ended_by
     child.stdout.close()
     for _ in range(100):
         if not Path(f"/proc/{worker}").exists() and worker:
@@ -175,3 +177,21 @@ def test_shared_values_are_what_pickle_gives(shapes, tmp_path_factory):
     assert loaded.keys() == plain.keys()
     assert all(np.array_equal(loaded[name], plain[name]) for name in plain)
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_ranges_are_the_same_with_more_workers(monkeypatch):
+    monkeypatch.setattr("normscope.studies.layer_watch.PATIENCE", 0.0)
+    with open_engine("local", 2) as engine:
+        by_two = ns.ranges(ns.demo_model(), tight=1, engine=engine)
+        assert engine.received > 0
+    assert by_two.to_bytes() == ns.ranges(ns.demo_model(), tight=1).to_bytes()
+
+
+def test_keys_that_fail_are_listed_and_the_rest_stands(monkeypatch):
+    monkeypatch.setattr("normscope.studies.key_verdicts.verdict", engine_pieces.first_head_fails)
+    with open_engine("local", 1) as engine:
+        found = ns.keys(ns.demo_model(), text="To be, or not to be", engine=engine)
+    [missed] = found.not_covered
+    assert "failed at sequence 0: ZeroDivisionError: no quotient" in missed.reason
+    assert sum(place.keys == 0 for place in found.places) == 1
+    assert found.holds

@@ -256,6 +256,17 @@ def test_a_bias_stays_where_it_does_not_go_with_its_matrix(apply, reason):
     assert "up_bias" not in folding.changed
 
 
+def largest_of_each_expert(self, y, shares, chosen):
+    largest = torch.bmm(y.expand(EXPERTS, -1, -1), self.up).topk(1).values  # not followed by a bias, nor by one tensor
+    return largest.sum(dim=0) * self.up_bias[0]
+
+
+def test_anything_may_follow_the_product():
+    folding = fold(Mixture(largest_of_each_expert), inputs=IDS)
+    assert folding.holds, folding.certificate
+    assert verdict(folding).affine.reason.startswith("gain into router, the model; its bias stays as b/g")
+
+
 def also_summed(self, y, shares, chosen):
     return side_by_side(self, y, shares, chosen) * self.up.sum()
 

@@ -13,6 +13,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from normscope.data import name_of
 from normscope.engine import Engine, FailedPiece, or_local
 from normscope.errors import InputError, NormscopeError
 from normscope.files import TABLES, pyarrow_library, require_writable, write_atomically
+from normscope.models.corpus import Corpus
 from normscope.models.transformers_library import NotFollowedWarning, no_network
 from normscope.progress import Progress, silent, sized
 from normscope.report.reports_index import index_page
@@ -87,6 +89,8 @@ def ask_many(
             pyarrow_library()
     parts = None if out is None else folder / ".parts" if folder is not None else out.with_name(f"{out.name}.parts")
     given = dict(options or {})
+    if isinstance(text := given.get("text"), Path | Corpus):  # workers may run elsewhere
+        given["text"] = replace(text, path=text.path.absolute()) if isinstance(text, Corpus) else text.absolute()
     if parts is not None:
         parts = parts.absolute()
         resumed = _open_parts(parts, asked, given)
@@ -140,6 +144,7 @@ def _asked(asked: Asked, path: Path, options: Mapping[str, Any], page: Path | No
         else:
             result = findings = write_report(path, page, **options)
             row["page"] = page.name
+        row["unchecked"] = len(findings.unchecked)
         row |= {f"{severity}s": findings.count(severity) for severity in ("error", "warning", "note")}
         row["first"] = findings.findings[0].title if findings.findings else None
     headings, rows = plain_rows(result)

@@ -8,9 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from normscope.cli.options import (
+    COLUMN,
     DEVICE,
     DTYPE,
     LOCAL,
+    ColumnOption,
     DeviceOption,
     DtypeOption,
     EngineName,
@@ -25,6 +27,7 @@ from normscope.cli.options import (
     WorkersOption,
     command,
     engine_of,
+    in_torchrun,
     model_of,
     one_or_several,
     printable,
@@ -37,6 +40,7 @@ from normscope.cli.options import (
     write,
 )
 from normscope.errors import InputError
+from normscope.progress import silent
 
 __all__ = [
     "check",
@@ -67,6 +71,7 @@ def check(
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     select: Annotated[
         list[str] | None,
@@ -107,7 +112,7 @@ def check(
         print(explanation(explain))
         raise typer.Exit
     chosen = settings(Path.cwd(), select=select, ignore=ignore, severity=severity, seconds=seconds)
-    given = {**run_on(text, inputs, lines), **chosen, "device": device, "dtype": dtype}
+    given = {**run_on(text, inputs, lines, column), **chosen, "device": device, "dtype": dtype}
     one, several = one_or_several(model)
     if several:
         return _ask_many("check", several, given, table, force, engine, workers)
@@ -135,6 +140,7 @@ def report(
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     out: Annotated[
         Path | None,
@@ -161,7 +167,7 @@ def report(
     from normscope.report_file import write_report
     from normscope.results.finding_list import MARKS
 
-    given = {**run_on(text, inputs, lines), "seconds": seconds, "device": device, "dtype": dtype}
+    given = {**run_on(text, inputs, lines, column), "seconds": seconds, "device": device, "dtype": dtype}
     one, several = one_or_several(model)
     if several:
         folder = out or Path("reports")
@@ -182,13 +188,32 @@ def report(
     tell_written([page])
 
 
-@command(picture=True, tables=True)
+class Quantizer(StrEnum):
+    llm_compressor = "llm-compressor"
+
+
+@command(picture=True, tables=True, divides=True)
 def inspect(
     model: ModelsArgument = None,
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
+    recipe: Annotated[
+        Quantizer | None,
+        typer.Option(
+            help="Print a recipe for this quantizer instead: which linear layers read which norm (YAML). MODEL must be "
+            "a folder, with weights, or a .gguf file."
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --recipe: check this recipe (YAML) instead. Exit code 1: a mapping would change the model.",
+        ),
+    ] = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
     engine: EngineOption = LOCAL,
@@ -197,16 +222,40 @@ def inspect(
     force: bool = False,
 ) -> Any:
     """Every norm of a model: its kind, the ellipsoid of its outputs, and with a text where real inputs land."""
+    if against is not None and recipe is None:
+        raise InputError("--against needs --recipe llm-compressor: it says which quantizer the recipe is for")
+    one, several = one_or_several(model)
+    if recipe is not None:
+        from normscope.rewrite.recipe import check_recipe
+        from normscope.rewrite.recipe import recipe as recipe_of
+
+        if several:
+            raise InputError(f"--recipe takes one model, got {len(several)}")
+        given = {**run_on(text, inputs, lines, column), "device": device, "dtype": dtype, "progress": progress}
+        return recipe_of(one, **given) if against is None else check_recipe(one, against, **given)
     if text is None and inputs is None and (device, dtype) != (DEVICE, DTYPE):
         raise InputError("--device and --dtype need --text or --inputs: without them the model is not run")
     from normscope.studies.inspect import inspect as ask
 
-    given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype}
-    one, several = one_or_several(model)
+    given = {**run_on(text, inputs, lines, column), "device": device, "dtype": dtype}
+    if several and in_torchrun():
+        raise InputError(f"inspect under torchrun takes one model, got {len(several)}: use --engine for several")
     if several:
         return _ask_many("inspect", several, given, table, force, engine, workers)
     require_one_piece(engine, workers, table)
-    return ask(one, **given, progress=progress)
+    return _divided_inspection(one, given) if in_torchrun() else ask(one, **given, progress=progress)
+
+
+def _divided_inspection(model: Any, given: dict[str, Any]) -> Any:
+    """One share of it: the first process has the result."""
+    from normscope.models.subject import Subject
+    from normscope.studies.inspect import inspected
+    from normscope.studies.ranks import ranks_of_torchrun
+
+    subject = Subject(model, **given)
+    subject.require_runs("inspect under torchrun")
+    with ranks_of_torchrun() as ranks:
+        return inspected(subject, progress if ranks.rank == 0 else silent, ranks)
 
 
 @command(scales=True)
@@ -215,6 +264,7 @@ def ranges(
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     limit: Annotated[
         str, typer.Option(help="Compare with float16, bfloat16, float8_e4m3, float32, or a number.")
@@ -233,10 +283,12 @@ def ranges(
     ] = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
+    engine: EngineOption = LOCAL,
+    workers: WorkersOption = None,
     scales: bool = False,
 ) -> Any:
     """How far every tensor of a model can go, over all inputs, from the weights alone: will it overflow?"""
-    given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype, "progress": progress}
+    given = {**run_on(text, inputs, lines, column), "device": device, "dtype": dtype, "progress": progress}
     if scales:
         if (limit, tight, channel or None) != ("float16", "4", None):
             raise InputError("--scales cannot be combined with --limit, --tight or --channel: it has its own table")
@@ -247,13 +299,15 @@ def ranges(
 
     if tight != "all" and not tight.isdecimal():
         raise InputError(f"--tight must be a whole number or all, got {tight!r}")
-    return ask(
-        model_of(model),
-        limit=limit,
-        tight=tight if tight == "all" else int(tight),
-        channels=[_layer_and_channel(each) for each in channel or ()],
-        **given,
-    )
+    with engine_of(engine, workers) as where:
+        return ask(
+            model_of(model),
+            limit=limit,
+            tight=tight if tight == "all" else int(tight),
+            channels=[_layer_and_channel(each) for each in channel or ()],
+            **given,
+            engine=where,
+        )
 
 
 def _layer_and_channel(given: str) -> tuple[str, int]:
@@ -271,6 +325,7 @@ def spikes(
     model: FolderArgument = None,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
@@ -278,7 +333,7 @@ def spikes(
     """Massive activations from the weights alone: channels that one token can make far larger than the others."""
     from normscope.studies.spikes import spikes as ask
 
-    return ask(model_of(model), **run_on(text, inputs, lines), device=device, dtype=dtype, progress=progress)
+    return ask(model_of(model), **run_on(text, inputs, lines, column), device=device, dtype=dtype, progress=progress)
 
 
 class At(StrEnum):
@@ -303,6 +358,7 @@ def keys(
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     at: Annotated[
         At, typer.Option(help="The keys of each head, or the input or output of the norm before attention.")
@@ -328,7 +384,7 @@ def keys(
     with engine_of(engine, workers) as where:
         return ask(
             model_of(model),
-            **run_on(text, inputs, lines),
+            **run_on(text, inputs, lines, column),
             at=at.value,
             queries=queries.value,
             rivals=rivals.value,
@@ -451,8 +507,10 @@ def fold(
     ] = None,
 ) -> Any:
     """Fold norms into the weights around them: the same function, certified, and a reason for every norm kept."""
+    from normscope.models.float64_run import keep_memory
     from normscope.rewrite.fold import fold as ask
 
+    keep_memory()
     result = ask(
         model_of(model),
         **run_on(text, inputs),

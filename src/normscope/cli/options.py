@@ -2,6 +2,7 @@
 
 import inspect
 import json as jsonlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 SAMPLE = "sample"
 RESEARCH = "Research"  # panel of `normscope --help` with networks that are built, experiments and measurements
 DEVICE, DTYPE = "cpu", "float32"
+COLUMN = "text"
 
 
 class EngineName(StrEnum):
@@ -100,12 +102,15 @@ InputsOption = Annotated[
 TextOption = Annotated[
     str | None,
     typer.Option(
-        help="Text file to run the model on, UTF-8 (sample: a built-in text). MODEL must hold a tokenizer: "
-        "a Hugging Face folder or a .gguf file."
+        help="Text to run the model on: a UTF-8 file, a .jsonl or .parquet file, a folder of these, or a pattern in "
+        "quotes (sample: a built-in text). MODEL must hold a tokenizer: a Hugging Face folder or a .gguf file."
     ),
 ]
+ColumnOption = Annotated[str, typer.Option(help="Column of the text in .jsonl and .parquet files.")]
 LinesFlag = Annotated[bool, typer.Option("--lines", metavar="", help="Each line of the text is a sequence of its own.")]
-DeviceOption = Annotated[str, typer.Option(help="Device to run the model on.")]
+DeviceOption = Annotated[
+    str, typer.Option(help="Device to run the model on; auto: several, and the disk (needs accelerate).")
+]
 EngineOption = Annotated[
     EngineName,
     typer.Option(
@@ -143,7 +148,7 @@ def require_one_piece(engine: EngineName, workers: int | None, table: Path | Non
         raise InputError("--engine and --workers need several models: one model is one piece of work")
 
 
-def run_on(text: str | None, inputs: Path | None, lines: bool = False) -> dict[str, Any]:
+def run_on(text: str | None, inputs: Path | None, lines: bool = False, column: str = COLUMN) -> dict[str, Any]:
     """--text and --inputs as the arguments of a study; with --lines, each line is a text of its own."""
     if lines and text is None:
         raise InputError("--lines needs --text: it splits the text into lines")
@@ -159,11 +164,9 @@ def run_on(text: str | None, inputs: Path | None, lines: bool = False) -> dict[s
         from normscope.data import sample_text
 
         return {"text": sample_text().splitlines() if lines else sample_text()}
-    if not lines:
-        return {"text": Path(text)}
-    from normscope.models.load import read_text
+    from normscope.models.corpus import Corpus
 
-    return {"text": read_text(Path(text)).splitlines()}
+    return {"text": Corpus(Path(text), column, lines)}
 
 
 @contextmanager
@@ -251,6 +254,7 @@ def command(
     saves: bool = True,
     resumes: bool = False,
     tables: bool = False,
+    divides: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a command of a function that returns a result: every command saves, draws and shows it the same way.
 
@@ -258,7 +262,8 @@ def command(
     --scales (with `scales`): an argument of that name then says whether the result must have scales. A command that
     `resumes` takes the path of -o as its argument `resume`, and saves there by itself. One that writes `tables` of
     several models takes the path as its argument `table` if it ends like a table, and --force as `force`. An argument
-    `keep` says whether the result will be saved. The exit code is 1 where `Result.failure` says why.
+    `keep` says whether the result will be saved. The exit code is 1 where `Result.failure` says why. Only a
+    command that `divides` its work runs under torchrun; the first process has the result, others show and save nothing.
     """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., None]:
@@ -284,6 +289,10 @@ def command(
                 if (form.get("picture") or form.get("sarif")) and one_or_several(options["model"])[1]:
                     raise InputError("--picture and --sarif take one model, got several")
             _require_possible(form | ({"save": None} if table else {}), resumes)
+            if not divides and in_torchrun():
+                raise InputError(
+                    f"{function.__name__} is not divided among processes: run it without torchrun (inspect --text is)"
+                )
             if resumes:
                 options["resume"] = form["save"]
             if "keep" in own.parameters:
@@ -296,7 +305,8 @@ def command(
                 _show(error.result, form)
                 print(f"normscope: {printable(str(error))}", file=sys.stderr)
                 raise typer.Exit(1) from None
-            _finish(result, form, written=resumes or table is not None)
+            if not divides or os.environ.get("RANK", "0") == "0" or not in_torchrun():
+                _finish(result, form, written=resumes or table is not None)
 
         parameters = [
             each
@@ -320,6 +330,11 @@ def command(
         return run
 
     return decorated
+
+
+def in_torchrun() -> bool:
+    """Whether this process is one of several that torchrun started."""
+    return os.environ.get("WORLD_SIZE", "1") not in ("", "1") and "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _require_possible(form: Mapping[str, Any], resumes: bool) -> None:

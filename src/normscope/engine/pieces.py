@@ -23,6 +23,7 @@ from normscope.engine.shared_values import loaded
 from normscope.errors import InputError, NormscopeError, PieceError
 
 TRIES = 3
+PATIENCE = 2.0  # seconds of work for which it is not worth to start processes: that takes about as long
 POLL_SECONDS = 0.5  # at most, between two calls of `tick`
 BEFORE_YIELDED = 16  # pieces for each worker that may be finished before an earlier one is
 
@@ -87,6 +88,7 @@ class Engine(ABC):
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.sent = self.received = 0
+        self._here = 0.0  # seconds of work in this process
 
     def run(
         self,
@@ -111,18 +113,20 @@ class Engine(ABC):
         named
             The name of a piece in messages.
         patience
-            Seconds of work in this process before processes are started for the rest.
+            Seconds of work in this process, over all runs, before processes are started for the rest.
         tick
             Called while waiting, at least twice a second.
         """
         tasks = (_Task(piece, shortened(named(piece))) for piece in pieces)
-        begun, seconds = time.monotonic(), self.seconds_here(patience)
-        while time.monotonic() - begun < seconds:
+        while self._here < self.seconds_here(patience):
+            begun = time.monotonic()
             task = next(tasks, None)
             if task is None:
                 return
-            yield _done_here(function, task, tuple(given))
+            result = _done_here(function, task, tuple(given))
+            self._here += time.monotonic() - begun
             tick()
+            yield result
         yield from self._results(function, tasks, tuple(given), self._size(pieces), tick)
 
     def seconds_here(self, patience: float) -> float:

@@ -4,7 +4,6 @@ import glob
 from collections.abc import Sequence
 from pathlib import Path
 
-from normscope.checks import quoted
 from normscope.errors import InputError
 
 LISTS = ".txt"  # files with a path in every line; or any file after @
@@ -13,11 +12,12 @@ LISTS = ".txt"  # files with a path in every line; or any file after @
 def listed(given: Sequence[str | Path]) -> list[Path] | None:
     """The models that several arguments, a pattern or a list name, each once; None where one model is named plainly.
 
+    What a pattern does not find is a name, and will not be found as one.
+
     >>> listed(["a", "b", "a"]), listed(["a"])
     ([PosixPath('a'), PosixPath('b')], None)
     """
-    plain = len(given) == 1 and not _is_list(str(given[0])) and not _is_pattern(str(given[0]))
-    if plain or not given:
+    if not given or (len(given) == 1 and not _is_list(str(given[0])) and not _fitting(str(given[0]))):
         return None
     return list(dict.fromkeys(path for each in given for path in _named_by(str(each))))
 
@@ -26,8 +26,11 @@ def _is_list(given: str) -> bool:
     return given.startswith("@") or Path(given).suffix.lower() == LISTS
 
 
-def _is_pattern(given: str) -> bool:
-    return glob.has_magic(given) and not Path(given).exists()
+def _fitting(pattern: str) -> list[Path]:
+    """What fits a pattern; nothing for the name of something that exists."""
+    if not glob.has_magic(pattern) or Path(pattern).exists():
+        return []
+    return [Path(each) for each in sorted(glob.glob(pattern, recursive=True))]
 
 
 def _named_by(given: str) -> list[Path]:
@@ -40,8 +43,4 @@ def _named_by(given: str) -> list[Path]:
         if not (paths := [Path(line) for line in lines if line and not line.startswith("#")]):
             raise InputError(f"{file} must have the path of a model in every line, and has none")
         return paths
-    if not _is_pattern(given):
-        return [Path(given)]
-    if not (found := [Path(each) for each in sorted(glob.glob(given, recursive=True))]):
-        raise InputError(f"no file or folder fits the pattern {quoted(given)}")
-    return found
+    return _fitting(given) or [Path(given)]

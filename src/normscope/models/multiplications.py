@@ -206,7 +206,7 @@ def _part(graph: "ModelGraph", value: Any) -> _Part | None:
         before = chosen[1].meta["val"].ndim - 1  # axes that the choice adds before the others
         return _Part(name, shape, {at: axis - before for at, axis in axes.items() if axis > before}, None, *chosen[1:])
     size = math.prod(shape[1:])
-    is_entry = set(axes.values()) == set(range(1, len(shape))) and view.numel() == size
+    is_entry = set(axes.values()) == set(range(1, len(shape))) and view.numel() == size > 0
     return _Part(name, shape, axes, view.storage_offset() // size if is_entry else None, None, None)
 
 
@@ -292,11 +292,10 @@ def _with_bias(graph: "ModelGraph", bare: Multiplication, which: object) -> Mult
             node = user
             continue
         terms = [term for term in user.all_input_nodes if term is not node]
-        moved = _moved(product, moves)
-        same_shape = user.op != "output" and sizes_of(user) == sizes_of(node)
-        if kind_of(user) != "add" or user.kwargs or len(terms) != 1 or not same_shape or moved is None:
+        if kind_of(user) != "add" or user.kwargs or len(terms) != 1 or graph.module_of(user) != bare.module:
             return None
-        if graph.module_of(user) != bare.module:
+        moved = _moved(product, moves)
+        if moved is None or sizes_of(user) != sizes_of(node):
             return None
         after = {axis - product.meta["val"].ndim: at for at, axis in moved[0].items()}
         outputs = tuple(Axes(after[axes.value], axes.weight) for axes in bare.outputs if axes.value in after)

@@ -18,6 +18,9 @@ class ModelRow:
     errors: Annotated[int | None, Column("errors", "Findings that are errors.")] = None
     warnings: Annotated[int | None, Column("warnings", "Findings that are warnings.")] = None
     notes: Annotated[int | None, Column("notes", "Findings that are notes.")] = None
+    unchecked: Annotated[int | None, Column("rules not checked", "Rules that lacked a text, or time.", brief=False)] = (
+        None
+    )
     first: Annotated[str | None, Column("most important finding", "The first of its findings.")] = None
     page: Annotated[str | None, Column("page", "Its report.", brief=False)] = None
     error: Annotated[str | None, Column("failed", "Why there is no result for it.")] = None

@@ -49,12 +49,7 @@ from normscope.results.folding import (
     Folding,
 )
 from normscope.results.folding import NormVerdict as Verdict
-from normscope.rewrite.folded_weights import (
-    FoldedWeights,
-    NewWeights,
-    store,
-    stored_as_computed,
-)
+from normscope.rewrite.folded_weights import FoldedWeights, HeldWeights, NewWeights, store
 from normscope.rewrite.norm_places import Watch
 from normscope.rewrite.plan import Plan, decide, unchanged
 from normscope.rewrite.rewrites import TOLERANCE, Rewrites, Wanted
@@ -63,7 +58,7 @@ from normscope.rewrite.saved_model import Source, TracedCall, require_new_folder
 from normscope.rewrite.stored_tensors import StoredTensors, Uses, give_copies, ties
 from normscope.rewrite.streams import Streams
 
-TRIES = 3  # number of random roundings of the original
+TRIES, MANY = 3, 10**7  # number of random roundings of the original; numbers from which on one is as good as several
 
 
 def fold(
@@ -198,9 +193,9 @@ def _folded(
         rewrites.rotate(wanted.rotate, wanted.seed, heads=wanted.rotate_heads)
     if wanted.rescale is not None:
         rewrites.rescale(wanted.rescale, given, example, watched.mistaken, has_text=has_text)
-    weights, checked, program, replaced = rewrites.weights, rewrites.checked, rewrites.graph, None
-    changed = store(weights, stored)
-    checked += stored_as_computed(weights, stored)
+    weights, program, replaced = rewrites.weights, rewrites.graph, None
+    changed, held = store(weights, stored), HeldWeights(weights, stored)
+    checked = [*rewrites.identities(held), *held.as_computed()]
     gain_rounding = _gain_rounding(rewrites.scaling, weights, stored, wanted.tolerance)
     if wanted.rms:
         assert isinstance(weights, FoldedWeights)
@@ -296,11 +291,13 @@ def _rounding(
 ) -> float:
     """How far the outputs of a model move, in float64, if some of its tensors are rounded once more to their dtype.
 
-    The largest of a few tries, so that a lucky one does not count as the rounding error. Gains that are stored as
-    1 + w and rescaled are rounded as they are stored then, which costs them digits.
+    The largest of a few tries, so that a lucky one does not count as the rounding error; of many numbers no try has
+    much luck. Gains that are stored as 1 + w and rescaled are rounded as they are stored then, which costs them digits.
     """
     gains = {name: scaling.exponents.get(name, 0) for name in scaling.gains_less_one}
     seeds = {tensors.first_name(name): seed for seed, name in enumerate(changed)}
+    numbers = sum(tensors[name].numel() for name in seeds)
+    count = 0 if not seeds else TRIES if numbers < MANY else 1
 
     def rounded(name: str, number: int) -> Tensor:
         values, first = tensors.in_float64(name), tensors.first_name(name)
@@ -313,7 +310,7 @@ def _rounding(
 
     tries = [
         difference(evaluate(program, partial(rounded, number=number)), reference)
-        for number in progress(range(TRIES if seeds else 0), "folding, runs with rounded weights")
+        for number in progress(range(count), "folding, runs with rounded weights")
     ]
     return float(torch.tensor([0.0, *tries], dtype=torch.float64).max())  # NaN if one of them is
 
@@ -325,8 +322,8 @@ def rounded_once_more(values: Tensor, dtype: torch.dtype, random: torch.Generato
     >>> 1 / 512 < float((rounded - 1).abs().max()) <= 1 / 256
     True
     """
-    factors = 0.5 + 0.5 * torch.rand(values.shape, generator=random, dtype=torch.float64)
-    return (values * factors).to(dtype).double() / factors
+    factors = torch.rand(values.shape, generator=random).double().mul_(0.5).add_(0.5)
+    return (values * factors).to(dtype).double().div_(factors)
 
 
 def _finite(value: float) -> float | None:

@@ -4,8 +4,9 @@ Each takes the tensors that the one before it gives, in float64, and promises id
 in the end is rounded once.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from normscope.rewrite.stored_tensors import StoredTensors, Uses
 from normscope.rewrite.streams import Streams
 from normscope.rewrite.value_heads import plan_heads
 
+Step = Callable[[Stored], Iterable[Identity]]  # the identities of a rewrite, from the tensors after it
 TOLERANCE = 1e-2  # relative error of rescaled gains that are stored as 1 + w
 
 
@@ -66,7 +68,7 @@ class Wanted:
 
 
 class Rewrites:
-    """The rewrites of a copy of a model, its tensors after the last of them, and the identities that were checked."""
+    """The rewrites of a copy of a model, its tensors after the last of them, and their identities."""
 
     def __init__(
         self,
@@ -82,9 +84,16 @@ class Rewrites:
         self.verdicts: list[StreamVerdict] = []
         self.scaling = Scaling({}, frozenset(), {})
         self.weights: NewWeights = FoldedWeights(original, plan.promise, uses.tensors)
-        self.checked: list[Identity] = list(
-            identities(plan.promise, _arrays(original.in_float64), _arrays(self.weights.__getitem__))
-        )
+        self._steps: list[tuple[Step, NewWeights]] = [
+            (partial(identities, plan.promise, _arrays(original.in_float64)), self.weights)
+        ]
+        self._of_eps: list[Identity] = []
+
+    def identities(self, held: Stored) -> Iterator[Identity]:
+        """The identities of all rewrites; `held` looks up the tensors after the last one, as the model holds them."""
+        for step, weights in self._steps:
+            yield from step(held if weights is self.weights else _arrays(weights.__getitem__))
+        yield from self._of_eps
 
     def rotate(self, kind: str, seed: int, *, heads: bool) -> None:
         """Turn every stream that can be turned, and value heads."""
@@ -96,7 +105,7 @@ class Rewrites:
             turning, verdicts = plan_heads(self._uses, self._streams, turning, of_heads, seed)
             self.verdicts += verdicts
         before, self.weights = self.weights, TurnedWeights(self.weights, turning)
-        self.checked += turning_identities(turning, _arrays(before.__getitem__), _arrays(self.weights.__getitem__))
+        self._steps.append((partial(turning_identities, turning, _arrays(before.__getitem__)), self.weights))
 
     def rescale(
         self,
@@ -121,15 +130,13 @@ class Rewrites:
         before, self.weights = self.weights, ScaledWeights(self.weights, rescaling.scaling)
         self.scaling = rescaling.scaling
         self.verdicts += rescaling.verdicts
-        self.checked += scaling_identities(
-            rescaling.scaling, _arrays(before.__getitem__), _arrays(self.weights.__getitem__)
-        )
+        self._steps.append((partial(scaling_identities, rescaling.scaling, _arrays(before.__getitem__)), self.weights))
         if rescaling.settings:
             for setting, exponent in rescaling.settings.items():
                 settings.multiply(self._model, setting, 2.0**exponent)
             self.graph = trace(self._model, example)
             factors = {norm: 2.0 ** rescaling.settings.get(each, 0) for norm, each in settings.of_norm.items()}
-            self.checked += eps_identities(self._uses.graph, self.graph, factors)
+            self._of_eps += eps_identities(self._uses.graph, self.graph, factors)
 
 
 def _arrays(stored: Callable[[str], Tensor]) -> Stored:

@@ -10,14 +10,12 @@ from normscope.certificates.check_keys import checked, first_fault, never_select
 from normscope.certificates.key_certificates import Bools, Certificates, Ints, Weights, equal_keys, joined
 from normscope.certificates.key_margins import margins
 from normscope.checks import Floats
-from normscope.engine import Engine, FailedPiece
+from normscope.engine import PATIENCE, Engine, FailedPiece
 from normscope.geometry import Ellipsoid
 from normscope.progress import Progress, sized
 from normscope.results.key_selection import KeySet
 from normscope.results.selection import CertifiedKeys
 from normscope.separation.selectable import selectable
-
-PATIENCE = 2.0  # seconds of work in this process before others are started, which takes about as long
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ from threadpoolctl import threadpool_limits
 from torch.fx import Node
 
 from normscope.checks import Floats, frozen
+from normscope.engine import Engine
 from normscope.errors import InputError
 from normscope.models.batches import Inputs
 from normscope.models.graph import LinearReader, ModelGraph
@@ -54,6 +55,7 @@ def ranges(
     channels: Sequence[tuple[str, int]] = (),
     device: str = "cpu",
     dtype: str | None = None,
+    engine: Engine | None = None,
     progress: Progress = silent,
 ) -> LayerRanges:
     """How far every tensor can go, over all inputs, from the weights alone.
@@ -74,6 +76,8 @@ def ranges(
         Further outputs that get one: pairs of a layer's name and a channel.
     device, dtype
         Device and floating-point type to load a folder in. Bounds are computed in float64.
+    engine
+        Where tight bounds are computed: see `normscope.engine`. None: in this process.
     progress
         Called with the nodes of the graph and a description; see `normscope.progress`.
 
@@ -94,7 +98,7 @@ def ranges(
     if tight != "all" and (isinstance(tight, bool) or not isinstance(tight, int) or tight < 0):
         raise InputError(f'tight must be a whole number, 0 or more, or "all", got {tight!r}')
     subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
-    found = RangeSearch(subject, name, largest, math.inf if tight == "all" else int(tight), channels)
+    found = RangeSearch(subject, name, largest, math.inf if tight == "all" else int(tight), channels, engine)
     return found.result(progress)
 
 
@@ -123,11 +127,12 @@ class RangeSearch(LayerWatch):
         largest: float,
         tight: float = TIGHTENED,
         channels: Sequence[tuple[str, int]] = (),
+        engine: Engine | None = None,
     ) -> None:
         # A short call is enough to trace: it is compared with one of another length.
         plain = subject.without_text()
         inventory = plain.traced
-        super().__init__(inventory, plain.weights, largest, tight, channels)
+        super().__init__(inventory, plain.weights, largest, tight, channels, engine)
         self.subject, self.limit, self.sizes = subject, limit, plain.sizes
         self.refused = _refused_calls(self.graph, self.norms)
         self.roles = roles_of(self.graph, self.norms)

@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from normscope.errors import InputError
+from normscope.models.float64_run import keep_memory
 from normscope.nn import norm
 from normscope.progress import Progress, silent
-from normscope_lab.bench.timing import gpu_time, interleaved, keep_memory, one_thread, this_machine
+from normscope_lab.bench.timing import gpu_time, interleaved, one_thread, this_machine
 from normscope_lab.results.lng_speed import LngSpeed, Timing
 
 SEED = 0

@@ -1,6 +1,5 @@
 """CPU time of a few functions, called in turn so that a noisy machine disturbs all of them alike; times as text."""
 
-import ctypes
 import os
 import platform
 import statistics
@@ -12,7 +11,6 @@ from importlib.metadata import version
 from typing import Any, TypeVar
 
 Answer = TypeVar("Answer")
-KEEP, NEVER_TRIM = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of glibc
 
 
 @dataclass(frozen=True)
@@ -101,15 +99,6 @@ def times(ratio: float) -> str:
     ('0.71×', '8.3×', '1634×')
     """
     return f"{ratio:.2g}×" if ratio < 10 else f"{ratio:.0f}×"
-
-
-def keep_memory() -> bool:
-    """Tell malloc to take large blocks from its own memory and to return none of it; False where that can't be set."""
-    try:
-        library = ctypes.CDLL(None)
-        return all(library.mallopt(setting, 2**30) == 1 for setting in (KEEP, NEVER_TRIM))
-    except (OSError, AttributeError):
-        return False
 
 
 def _processor() -> str:
