@@ -166,7 +166,7 @@ def loaded(folder: Path):
 
 
 def changed_by(folder: Path, recipe: Path, stage: str):
-    """The change of the logits after a stage of a recipe, over the largest, and the number of new tensors; or an error."""
+    """Change of the logits after a stage of a recipe, over the largest, and the number of new tensors; or an error."""
     import torch
     from datasets import Dataset
     from llmcompressor import oneshot

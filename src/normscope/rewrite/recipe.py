@@ -55,6 +55,7 @@ from normscope.rewrite.stored_tensors import StoredTensors, Uses, give_copies, t
 from normscope.rewrite.streams import Streams
 
 Sources = list[tuple[str, tuple[str, ...]]]  # names of a norm or layer, and of its readers
+LOST_MEAN = "its rows lose their mean, and not all norms after it subtract it"
 
 
 def recipe(
@@ -243,14 +244,30 @@ class _HeldModel:
         tables = [module for module in self._modules if module.matches(centring.table)]
         row = MappingVerdict(SPINQUANT, f"mean of {centring.table}", (), len(tables), "matches nothing", None, None)
         changed = Changed(self._tensors)
-        for table in tables:
-            changed.centre(table)
         if not tables:
             return row
-        reasons: list[str] = []
+        try:
+            for table in tables:
+                changed.centre(table)
+        except MappingError as error:
+            return replace(row, verdict="can't be applied", reason=str(error))
+        reasons = [] if all(self._mean_is_free(table) for table in tables) else [LOST_MEAN]
         outcome, change = self._measured(changed, reasons)
-        reason = "its rows lose their mean, and the norms after it do not subtract it" if reasons else None
-        return replace(row, verdict=outcome, change=change, reason=reason)
+        return replace(row, verdict=outcome, change=change, reason=reasons[0] if reasons else None)
+
+    def _mean_is_free(self, table: QuantizerModule) -> bool:
+        """Whether the rows of a table have no mean, or go into a stream whose norms all subtract it."""
+        if table.weight is None:
+            return True
+        values, first = self._tensors.in_float64(table.weight.tensor), self._tensors.first_name(table.weight.tensor)
+        if not values.mean(dim=-1).any():
+            return True
+        written_to = [
+            stream
+            for stream in self._streams.all
+            if any(self._tensors.first_name(writer.tensor) == first for writer in stream.writers)
+        ]
+        return bool(written_to) and not any(stream.obstacles for stream in written_to)
 
     def _measured(self, changed: Changed, reasons: list[str]) -> tuple[MappingOutcome, float | None]:
         """A verdict from a run, and from what the graph objects; a change without an objection adds one."""
