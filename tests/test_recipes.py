@@ -262,7 +262,7 @@ def test_a_llama_can_be_smoothed_and_rotated_and_a_reader_left_out_shows(llama, 
     assert [each.verdict for each in rows] == ["confirmed"] * 3 + ["changes the function"] * 2
     assert [each.reason for each in rows[3:]] == [
         "its rows lose their mean, and not all norms after it subtract it",
-        "lm_head reads the stream too",
+        "the stream is also read by lm_head",
     ]
     assert min(each.change for each in rows[3:]) > 0.01
 

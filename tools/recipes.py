@@ -27,7 +27,7 @@ MODELS = (
     "qwen3_next", "olmo3", "exaone4",
 )  # fmt: skip
 KINDS = {"smoothquant": "SmoothQuantModifier", "awq": "AWQModifier", "spinquant": "SpinQuantModifier"}
-RUN_THERE = ("smoothquant", "spinquant")  # AWQ only runs together with a quantization
+RUN_THERE = ("smoothquant", "spinquant")  # AWQ needs an accelerator
 TOKENS, SEED = (4, 12), 0
 
 

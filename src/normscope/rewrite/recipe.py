@@ -111,7 +111,7 @@ def recipe(
     if not any(isinstance(step, RecipeRotation) for step in kept):  # without one, SpinQuant takes mappings of its own
         kept = [step for step in kept if not isinstance(step, RecipeMapping) or step.modifier != SPINQUANT]
         confirmed = [verdict for verdict in confirmed if verdict.modifier != SPINQUANT]
-    notes = list(_notes(subject.name, confirmed, left_out))
+    notes = list(_notes(Path(subject.name).name, confirmed, left_out))
     return QuantizerRecipe(subject.name, tuple(confirmed), tuple(left_out), written(kept, notes))
 
 
@@ -329,7 +329,9 @@ class _HeldModel:
         fused = [(norm, readers_of[norm]) for norm in readers_of if norm in stream.norms]
         size = self._norms[stream.norms[0]].size
         if size & (size - 1):
-            return [], [LeftOut("R1", SPINQUANT, f"{size} channels: its Hadamard matrices have powers of two")]
+            return [], [
+                LeftOut("R1", SPINQUANT, f"{size} channels are not a power of two, as its Hadamard matrices need")
+            ]
         mappings = tuple(RecipeMapping(SPINQUANT, *each) for each in patterns_for(self._modules, fused))
         writers = [name for tensor in stream.writers for name in self._objections.named_by(tensor)]
         readers = [name for _, names in fused for name in names]
@@ -345,12 +347,12 @@ class _HeldModel:
         if isinstance(stream, str):
             return stream
         for what, wanted, given in (
-            ("writes to", {name for tensor in stream.writers for name in self._objections.named_by(tensor)}, writers),
-            ("reads", {name for norm in stream.norms for name in readers_of[norm]}, readers),
+            ("written by", {name for tensor in stream.writers for name in self._objections.named_by(tensor)}, writers),
+            ("read by", {name for norm in stream.norms for name in readers_of[norm]}, readers),
         ):
             names = {module.name for module in given}
             if wanted - names:
-                return f"{some(sorted(wanted - names))} {what} the stream too"
+                return f"the stream is also {what} {some(sorted(wanted - names))}"
             if names - wanted:
-                return f"{some(sorted(names - wanted))}: not what {what} the stream"
+                return f"the stream is not {what} {some(sorted(names - wanted))}"
         return None
