@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow test-oldest test-coverage check bench models docs gallery clean
+.PHONY: demo test test-slow test-triton test-cluster test-oldest test-coverage check bench models docs gallery clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.installed
@@ -24,6 +24,15 @@ test-coverage: $(VENV)/.installed-test $(VENV)/.installed-dev
 test-slow: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile -m slow
 	$(BIN)/python tools/fresh_examples.py
+
+# The GPU kernels of normscope.nn in Triton's interpreter, without a GPU. Triton takes 700 MB: `make test` skips them.
+test-triton: $(VENV)/.installed-test
+	$(PIP) --no-deps triton
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_nn_triton.py
+
+# A Ray cluster of two nodes on this machine and submitit's local jobs, with workers and a node killed: three to five minutes.
+test-cluster: $(VENV)/.installed-test $(VENV)/.installed-ray
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster tests/test_cluster.py --durations 0
 
 # The lowest versions that pyproject.toml allows, in an environment of their own; what they deprecate is not ours.
 test-oldest: .venv-oldest/.installed

@@ -5,7 +5,10 @@ from architectures import ARCHITECTURES, random_model
 REQUIRED = (
     "gpt2", "opt", "gpt_neox", "gptj", "falcon", "stablelm", "bert", "vit", "whisper", "llama", "gemma2", "qwen3"
 )  # fmt: skip
-OTHERS = ("phi", "bloom", "mpt", "roberta", "clip", "t5", "gemma", "olmo2", "mixtral")
+OTHERS = (
+    "phi", "bloom", "mpt", "roberta", "clip", "t5", "gemma", "olmo2", "mixtral", "gemma3_text", "olmo3", "cohere2",
+    "phi3", "qwen3_moe", "gpt_oss", "deepseek_v3", "granitemoe", "olmoe", "phimoe", "llama4_text",
+)  # fmt: skip
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers")
 
 

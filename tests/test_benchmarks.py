@@ -10,8 +10,17 @@ import pytest
 from typer.testing import CliRunner
 
 from normscope.cli import app
+from normscope.errors import InputError
 from normscope.results.result import load, load_bytes
-from normscope_lab.bench import around_bench, fold_bench, memorize_bench, ranges_bench, vocab_bench
+from normscope_lab.bench import (
+    around_bench,
+    fold_bench,
+    fold_time_bench,
+    memorize_bench,
+    ranges_bench,
+    scale_bench,
+    vocab_bench,
+)
 from normscope_lab.bench.memorize_bench import Task
 from normscope_lab.bench.timing import duration, times
 from normscope_lab.results.around_widths import factor
@@ -37,6 +46,20 @@ def test_fold_measures_every_model_in_turn():
     assert all(row.speed == 1.0 for row in result.passes if row.variant == "original")
 
 
+def test_the_time_of_folding_is_that_of_imports_torch_export_and_the_rest():
+    result = whole(fold_time_bench.run([], None, 1, lambda things, what: things))
+    (row,) = result.runs
+    assert (row.norms, row.rounds, row.ratio, result.peer) == (9, 1, None, None)
+    assert 0 < row.export_seconds < row.cpu_seconds
+    assert 0 < row.import_seconds < row.cpu_seconds
+    assert row.rest_seconds == row.cpu_seconds - row.import_seconds - row.export_seconds
+
+
+def test_a_peer_that_cannot_run_is_named():
+    with pytest.raises(InputError, match=r"ended with exit code 1: .*transformer-lens"):
+        fold_time_bench.run([], Path(sys.executable), 1, lambda things, what: things)
+
+
 def test_around_compares_three_intervals_that_no_attack_passes():
     result = whole(around_bench.run(around_bench.QUICK))
     sources = [row.source for row in result.widths]
@@ -51,6 +74,16 @@ def test_memorize_sums_up_its_runs():
     result = whole(memorize_bench.run((20,), (Task(12, classes=3, method="merge"),), seeds=2))
     found = [(task.samples, task.paper_bound, task.seeds, task.all_certified) for task in result.tasks]
     assert found == [(20, 18, 2, True), (12, 9, 2, True)]
+    assert result.holds
+
+
+def test_scale_compares_engines_and_measures_memory():
+    result = whole(scale_bench.run(scale_bench.QUICK, ["local"]))
+    assert [(run.work, run.workers, run.same) for run in result.runs] == [
+        (work, workers, True) for workers in (1, 2) for work in ("heads", "grid")
+    ]
+    assert [row.what for row in result.memory] == ["corpus", "corpus", "model", "model"]
+    assert min(row.peak for row in result.memory) > 1e7
     assert result.holds
 
 
@@ -125,6 +158,17 @@ def test_the_figures_of_inspect_are_those_of_the_run():
     assert f"{run['norms']} norms" in text
     assert f"{run['cpu_seconds']:.1f} s of CPU time" in text
     assert f"{run['peak_megabytes']:.0f} MB of memory" in text
+    parts = [run[f"{part}_seconds"] for part in ("torch", "import", "export", "rest")]
+    assert f"| {' | '.join(duration(part) for part in parts)} |" in text
+
+
+def test_the_figures_of_fold_time_are_those_of_the_run():
+    text, run = (DOCS / "folding.md").read_text(encoding="utf-8"), read("fold-time.json")
+    assert run["peer"] in text
+    for row in run["runs"]:
+        parts = [f"{part}_seconds" for part in ("cpu", "import", "export", "rest", "peer", "peer_import")]
+        cells = [*(duration(row[part]) for part in parts), f"{row['ratio']:.2f}"]
+        assert f"| {' | '.join(cells)} |" in text
 
 
 def test_the_figures_of_memorize_are_those_of_the_run():

@@ -26,6 +26,31 @@ def broken(promise, before, after):
     return [words for words, holds in identities(promise, before.__getitem__, after.__getitem__) if not holds]
 
 
+def folded_stack(axis):
+    """The same of three experts, square, with their inputs in one axis; they also write a centred stream."""
+    rng = np.random.default_rng(0)
+    g, b, W, c = (rng.normal(size=shape) for shape in (SIZE, SIZE, (3, SIZE, SIZE), (3, SIZE)))
+    before, after = {"g": g, "b": b, "c": c}, {"g": np.ones(SIZE), "b": np.zeros(SIZE)}
+    folded, shifted = (
+        np.stack([each * g for each in W]),
+        np.stack([own + each @ b for own, each in zip(c, W, strict=True)]),
+    )
+    folded, shifted = folded - folded.mean(axis=1, keepdims=True), shifted - shifted.mean(axis=1, keepdims=True)
+    before["W"], after["W"], after["c"] = np.moveaxis(W, 2, axis), np.moveaxis(folded, 2, axis), shifted
+    taken = Taken("norm", g, b, (TakenBy("experts", "W", axis, "c", 1.0),), "g", "b", False)
+    return Promise({"W": 3 - axis, "c": 1}, (taken,)), before, after
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize(("name", "words"), [("W", "the gain"), ("c", "the bias")])
+def test_one_expert_that_was_left_out_is_noticed(axis, name, words):
+    promise, before, after = folded_stack(axis)
+    assert broken(promise, before, after) == []
+    after[name] = after[name].copy()
+    after[name][1] = before[name][1]
+    assert f"experts has taken over {words} of norm" in broken(promise, before, after)
+
+
 @given(seed=st.integers(0, 2**32 - 1), adds_one=st.booleans(), factor=st.sampled_from([1.0, -0.25, 8.0]))
 def test_an_honest_fold_keeps_them_all(seed, adds_one, factor):
     assert broken(*folded(seed, adds_one=adds_one, factor=factor)) == []

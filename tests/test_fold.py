@@ -24,7 +24,7 @@ from normscope.rewrite import folded_weights as weights
 NORMS = {  # of one layer: how many norms; of them centred, centred but for a tied table, with gain 1
     "gpt2": (3, 0, 3, 2), "opt": (3, 0, 3, 2), "gpt_neox": (3, 3, 0, 3), "gptj": (2, 2, 0, 2), "falcon": (2, 0, 2, 1),
     "stablelm": (3, 3, 0, 3), "bert": (3, 1, 0, 0), "vit": (3, 3, 0, 3), "whisper": (7, 0, 4, 5), "llama": (3, 0, 0, 3),
-    "gemma2": (5, 0, 0, 2), "qwen3": (5, 0, 0, 3), "clip": (7, 4, 0, 5), "mixtral": (3, 0, 0, 2),
+    "gemma2": (5, 0, 0, 2), "qwen3": (5, 0, 0, 3), "clip": (7, 4, 0, 5), "mixtral": (3, 0, 0, 3),
     "nemotron": (3, 3, 0, 3),
 }  # fmt: skip
 

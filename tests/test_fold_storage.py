@@ -1,5 +1,6 @@
 """The folder that folding writes, and its command: written atomically, and the same model once loaded."""
 
+import copy
 import importlib.util
 import json
 import subprocess
@@ -198,9 +199,26 @@ def test_the_certificate_is_of_the_written_file_and_not_only_of_the_rewrite_befo
 def test_a_written_file_that_rounding_does_not_explain_is_refused(checkpoint, monkeypatch, tmp_path):
     honest = storage.evaluate
     monkeypatch.setattr(storage, "evaluate", lambda *given: [1.01 * values for values in honest(*given)])
+    monkeypatch.setattr(storage.StoredTensors, "equal", lambda *given: False)  # as if created buffers were others
     with pytest.raises(NotCertifiedError, match=r"1.0e-02 as stored in float32, where rounding explains \S+e-0[678]\)"):
         fold(checkpoint, out=tmp_path / "folded")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_stored_tensors_are_equal_only_if_all_are():
+    model = folding_model("llama", layers=1)
+    tensors = storage.StoredTensors(model)
+    assert tensors.equal(storage.StoredTensors(copy.deepcopy(model)))
+    for change in (
+        lambda other: other.lm_head.weight.data.view(-1)[-1].add_(1),
+        lambda other: other.model.rotary_emb.inv_freq.mul_(2),  # not stored in a checkpoint
+        lambda other: other.double(),
+        lambda other: setattr(other.lm_head, "weight", other.model.embed_tokens.weight),
+        lambda other: other.register_buffer("more", torch.ones(1)),
+    ):
+        other = copy.deepcopy(model)
+        change(other)
+        assert not tensors.equal(storage.StoredTensors(other))
 
 
 def test_a_program_runs_with_torch_alone(tmp_path):

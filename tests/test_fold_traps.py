@@ -1,9 +1,13 @@
 """Models on which folding could go wrong unnoticed: handled, or kept with the reason, never wrong."""
 
+import math
 import re
+from collections import Counter
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
@@ -242,3 +246,27 @@ def test_a_model_that_cannot_be_traced_is_refused_in_one_line():
     model = Trap(lambda self, ids: plain(self, ids) if self.table(ids).sum() > 0 else self.table(ids))
     with pytest.raises(ValueError, match=re.compile(r"^Trap cannot be traced: [^\n]*$")):
         fold(model, inputs=IDS)
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0, -1.0, 2.0, -3.0, 4.0, 5.0, -6.0, 7.0, 1e30, math.inf]), min_size=1))
+def test_a_difference_is_relative_to_the_largest_finite_value_that_occurs_once(values):
+    counts = Counter(abs(value) for value in values if math.isfinite(value))
+    alone = [value for value, times in counts.items() if times == 1] or list(counts)
+    reference = torch.tensor(values, dtype=torch.float64)
+    shifted = torch.where(reference.isfinite(), reference + 1, reference)
+    apart = float((shifted - reference).nan_to_num(0.0).max())
+    assert difference([shifted], [reference]) == apart / (max(alone, default=0.0) or 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("gain", [1e-8, 1e-6, 1e-3, 1.0, 3e3, 7e4, 1e30])
+def test_whether_a_type_holds_a_product_is_decided_from_sizes_as_from_all_values(monkeypatch, dtype, gain):
+    model = Trap(lambda self, ids: self.first(self.norm(self.table(ids)))).to(dtype)
+    with torch.no_grad():
+        model.norm.weight.copy_(gain * torch.linspace(0.5, 1.5, 6))
+        model.norm.bias.zero_()
+    if not model.norm.weight.isfinite().all() or not model.norm.weight.all():
+        pytest.skip("the type does not hold the gain itself")
+    quick = fold(model, inputs=IDS).norms
+    monkeypatch.setattr(stored_tensors.StoredTensors, "size", lambda *given: math.nan)
+    assert fold(model, inputs=IDS).norms == quick

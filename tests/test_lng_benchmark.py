@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from normscope.cli import app
 from normscope_lab.bench.lng_bench import BOTH, FORWARD, QUICK, group_counts, run
-from normscope_lab.bench.timing import duration
+from normscope_lab.bench.timing import duration, gpu_time, interleaved
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -36,6 +36,23 @@ def test_the_command_prints_json_alone():
     done = CliRunner().invoke(app, ["bench", "lng", "--quick", "--json"])
     assert done.exit_code == 0
     assert {row["rows"] for row in json.loads(done.stdout)["timings"]} == {8}
+
+
+def test_a_gpu_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device must be cpu here, got cuda: torch finds no GPU"):
+        run(QUICK, device="cuda")
+    with pytest.raises(ValueError, match="device must be cpu or cuda, got 'mps'"):
+        run(QUICK, device="mps")
+
+
+def test_the_clock_of_a_gpu_waits_for_its_work(monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(len(waited)))
+    times = interleaved({"nothing": lambda: None, "more": lambda: waited.append(-1)}, 3, {}, gpu_time)
+    assert [each for each in waited if each >= 0] == sorted(each for each in waited if each >= 0)
+    assert len(waited) == 3 * (2 + 2 + 1)
+    assert all(seconds >= 0 for seconds in times.values())
 
 
 def test_every_way_is_measured_and_fits_the_schema(measured):

@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 import normscope
 from normscope.data import demo_model, sample_text
-from normscope.models import load
+from normscope.models import corpus
 from normscope.models.architecture import build_architecture, notes_on
 from normscope.models.checkpoint import CheckpointError
 from normscope.models.load import load_model, run_in_pieces, text_batches
@@ -130,19 +130,18 @@ def test_batches_hold_every_token_of_the_text_and_are_counted():
 def test_a_text_is_the_same_in_blocks_and_is_tokenized_as_it_is_needed(monkeypatch, block):
     text = " ".join(sample_text().split())
     whole = [batch["input_ids"] for batch in text_batches(demo_model(), text)]
-    monkeypatch.setattr(load, "BLOCK", max(block, max(map(len, text.split())) + 2))
+    monkeypatch.setattr(corpus, "BLOCK", max(block, max(map(len, text.split())) + 2))
     batches = text_batches(demo_model(), text)
     assert all(torch.equal(batch["input_ids"], row) for batch, row in zip(batches, whole, strict=True))
-    read, cut = [], load._cut
-    monkeypatch.setattr(load, "_cut", lambda text: (read.append(block) or block for block in cut(text)))
+    read, cut = [], corpus.cut
+    monkeypatch.setattr(corpus, "cut", lambda *given: (read.append(block) or block for block in cut(*given)))
     next(iter(batches))
     assert 0 < sum(map(len, read)) < len(text) / 2
 
 
-def test_a_text_without_spaces_is_cut_all_the_same(monkeypatch):
-    monkeypatch.setattr(load, "BLOCK", 10)
-    assert list(load._cut("x" * 25)) == ["x" * 10, "x" * 10, "x" * 5]
-    assert list(load._cut("one two three")) == ["one two", " three"]
+def test_a_text_without_spaces_is_cut_all_the_same():
+    assert list(corpus.cut(["x" * 25], 10)) == ["x" * 10, "x" * 10, "x" * 5]
+    assert list(corpus.cut(["one two three"], 10)) == ["one two", " three"]
 
 
 def test_special_tokens_are_around_every_piece_of_a_python_tokenizer(tmp_path):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import normscope
+from architectures import ARCHITECTURES, random_model
 from normscope import demo_model
 from normscope.check_model import findings_of
 from normscope.data import sample_text
@@ -557,13 +558,27 @@ def test_every_panel_of_real_models(browser, monkeypatch, package, part, norms, 
     found = survey(path, text=sample_text()[:600], parts=kinds, seconds=400)
     if "token_verdicts" not in kinds:  # as many tokens as two seconds allow
         found = replace(found, results={**found.results, "token_verdicts": normscope.vocab(path, seconds=2)})
+    check_every_panel(browser, found, norms, said)
+
+
+def test_every_panel_of_a_model_of_161_norms(browser, monkeypatch):
+    monkeypatch.setattr("normscope.studies.survey.MUCH_TIME", math.inf)
+    model = random_model("llama", ARCHITECTURES["llama"][1] | {"num_hidden_layers": 80})
+    tokens = torch.randint(0, 50, (2, 16), generator=torch.Generator().manual_seed(0))
+    found = survey(model, inputs={"input_ids": tokens}, seconds=400)
+    check_every_panel(browser, found, 161, {"folding": "161"})
+
+
+def check_every_panel(browser, found, norms, said):
+    """Every panel is there and drawn, nothing is wrong with the page, and sections have some words."""
     page = browser.open(page_of(found, findings_of(found)))
     assert page.messages == page.requests == []
     assert page.run("document.querySelectorAll('#map button').length") == norms
     panels = page.run("[...document.querySelectorAll('.panel')].map(p => p.id)")
     assert set(panels) >= {*OF_A_NORM, *OF_A_MODEL, "at-folding-folding", "at-norms-norms"}
     undrawn = "[...document.querySelectorAll('.panel')].filter(p => !p.querySelector('svg, table, .chips, .verdicts'))"
-    assert set(page.run(f"{undrawn}.map(p => p.id)")) <= {"at-heads-lost"}  # no key of the text is lost
+    nothing_to_show = {"at-heads-lost", "at-vocabulary-vocabulary"}  # no key is lost, and every token can win
+    assert set(page.run(f"{undrawn}.map(p => p.id)")) <= nothing_to_show
     assert "NaN" not in page.run("document.body.innerHTML.split('<script')[0]")
     for section, words in said.items():
         assert words in page.run(f"document.querySelector('#at-{section}').textContent")

@@ -68,7 +68,9 @@ def test_scores_from_the_norm_put_tokens_in_the_order_of_the_model(architecture,
     model.get_submodule(found.norm_name).register_forward_hook(lambda _, given, __: seen.append(given[0]))
     with torch.no_grad():
         logits = model(input_ids=torch.arange(5)[None]).logits[0].double().numpy()
-    scores = found.norm(seen[-1][0].detach()) @ found.rows.T.astype(float) + (0.0 if found.bias is None else found.bias)
+    scores = found.norm(seen[-1][0].detach()) @ found.rows[:].T.astype(float) + (
+        0.0 if found.bias is None else found.bias
+    )
     for row, order in zip(logits, np.argsort(scores), strict=True):
         assert (np.diff(row[order]) >= -1e-4).all()
 

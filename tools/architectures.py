@@ -212,7 +212,10 @@ def bounds_of(found) -> dict:
     bounds: dict = {}
     for layer in found.layers:
         if layer.bounded and layer.weight and layer.layer not in partly and layer.layer != layer.weight:
-            low, high = torch.tensor(layer.lows), torch.tensor(layer.highs)
+            lows, highs = layer.lows, layer.highs
+            if lows is None:  # one output
+                lows, highs = [layer.low], [layer.high]
+            low, high = (torch.tensor(values, dtype=torch.float64) for values in (lows, highs))
             before = bounds.get(layer.layer, (low, high))  # by another norm, which the layer reads too
             bounds[layer.layer] = (torch.minimum(low, before[0]), torch.maximum(high, before[1]))
     return bounds

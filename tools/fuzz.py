@@ -334,7 +334,7 @@ def prepare_texts(folder: Path) -> list[Path]:
 
 
 def read_texts(path: Path) -> None:
-    from normscope.models.load import read_text
+    from normscope.models.corpus import read_text
     from normscope_lab.loaders.parallel import read_parallel
     from normscope_lab.loaders.plain_texts import whole_text
 

@@ -23,6 +23,10 @@ class TraceError(InputError):
     """A model can't be traced, so the connections between its modules are unknown."""
 
 
+class PieceError(NormscopeError):
+    """Some of many independent pieces failed; the message names the first, and the others are not affected."""
+
+
 class NotCertifiedError(NormscopeError):
     """A result was computed, but its certificate does not hold; `result` is that result."""
 

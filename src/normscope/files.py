@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 PICTURES = (".pdf", ".png", ".svg")
 SARIF = (".sarif", ".json")
+TABLES = (".csv", ".parquet")
 PAGES = (".html", ".htm")
 UNFINISHED = ".normscope-"  # prefix of files that are being written
 FOLDER = f"{UNFINISHED}folder-"  # and of folders;
@@ -147,6 +148,16 @@ def _lock(handle: int) -> bool | None:
     except OSError:
         return None
     return True
+
+
+def pyarrow_library() -> tuple[Any, Any]:
+    """pyarrow and pyarrow.parquet; an error that says how to install them."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise InputError("a .parquet file needs pyarrow: pip install 'normscope[tables]'") from None
+    return pyarrow, parquet
 
 
 def is_archive(file: str | os.PathLike[str] | io.BytesIO) -> bool:

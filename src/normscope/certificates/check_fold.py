@@ -92,18 +92,23 @@ def _of_reader(taken: Taken, reader: TakenBy, centred: bool, before: Stored, aft
     sizes: list[Floats] = []
     for stored in (before, after):
         weight = np.moveaxis(stored(reader.weight), reader.axis, -1)  # (outputs, inputs), or (experts, outputs, inputs)
-        shifting = reader.factor * weight * taken.bias_in(stored)
+        shift = reader.factor * taken.bias_in(stored)
         own = np.zeros(weight.shape[:-1]) if reader.bias is None else stored(reader.bias).reshape(weight.shape[:-1])
-        matrices.append(weight * taken.gain_in(stored))
-        shifts.append(shifting.sum(axis=-1) + own)
-        sizes += [np.abs(shifting).sum(axis=-1), own]
-    gain, bias = matrices[1] - matrices[0], shifts[1] - shifts[0]
+        gain = taken.gain_in(stored)
+        matrices.append(weight if (gain == 1).all() else weight * gain)
+        shifts.append(weight @ shift + own)
+        sizes += [np.abs(weight) @ np.abs(shift) if shift.any() else np.zeros(weight.shape[:-1]), own]
+    scaled, shifted = matrices[1] - matrices[0], shifts[1] - shifts[0]
     if centred:
-        gain, bias = gain - gain.mean(axis=-2, keepdims=True), bias - bias.mean(axis=-1, keepdims=True)
-    yield f"{reader.layer} has taken over the gain of {taken.norm}", _small(gain, *matrices)
-    yield f"{reader.layer} has taken over the bias of {taken.norm}", _small(bias, *sizes)
+        scaled, shifted = scaled - scaled.mean(axis=-2, keepdims=True), shifted - shifted.mean(axis=-1, keepdims=True)
+    yield f"{reader.layer} has taken over the gain of {taken.norm}", _small(scaled, *matrices)
+    yield f"{reader.layer} has taken over the bias of {taken.norm}", _small(shifted, *sizes)
 
 
 def _small(values: Floats, *beside: Floats) -> bool:
-    size = max(float(np.abs(each).max()) for each in beside)
-    return float(np.abs(values).max()) <= ALGEBRA * size
+    return _size(values) <= ALGEBRA * max(map(_size, beside))
+
+
+def _size(values: Floats) -> float:
+    """The largest |value|; NaN if there is one."""
+    return max(float(values.max()), -float(values.min()))

@@ -4,14 +4,15 @@
     any hidden vector                h in ℝᴺ
     reachable: outputs of a norm     h = b + √N·GΠu, |u| ≤ 1
 
-Rows stay in the precision they are stored in, and are converted to doubles in parts, so a table is never in memory
-twice: verdicts are about exactly these numbers.
+Rows stay where they are stored, in the precision they are stored in, and are converted to doubles in parts: a table in
+a mapped file is never in memory as a whole. Verdicts are about exactly these numbers.
 """
 
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,16 +56,30 @@ class Outputs:
         return np.asarray(np.sqrt(len(self.gain)) * self.gain)
 
 
+class Rows(Protocol):
+    """A matrix whose rows are read when they are asked for, as float32 or float64; a numpy array is one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, which: Any, /) -> Any: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """Tokens as rows (V, N) of float32 or float64, with a bias (V,) if scores have one."""
 
-    rows: NDArray[np.floating]
+    rows: Rows
     bias: Floats | None = None
     outputs: Outputs | None = None  # None: nothing is known about reachable vectors
 
     @classmethod
-    def after(cls, norm: Norm | None, rows: NDArray[np.floating], bias: Floats | None) -> "Table":
+    def after(cls, norm: Norm | None, rows: Rows, bias: Floats | None) -> "Table":
         """A table that scores the outputs of a norm; without outputs where they do not fill an ellipsoid.
 
         >>> Table.after(Norm(gain=[1.0, 2.0], scale=False), np.eye(2), None).outputs is None
@@ -83,7 +98,8 @@ class Table:
         return int(self.rows.shape[1])
 
     def doubles(self, which: slice | Ints) -> Floats:
-        return self.rows[which].astype(np.float64)
+        doubles: Floats = self.rows[which].astype(np.float64)
+        return doubles
 
     def keys(self, which: slice | Ints) -> Floats:
         """Rows with their bias, if there is one, as the last channel."""

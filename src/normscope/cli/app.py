@@ -4,6 +4,7 @@
 closed the pipe, as `| head` does (the process ends by SIGPIPE, as other tools do).
 """
 
+import gc
 import io
 import os
 import signal
@@ -129,6 +130,9 @@ def main() -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
+    gc.set_threshold(
+        50_000, 20, 50
+    )  # libraries and graphs stay: looking for garbage among them takes a tenth of the time
     os.environ["USE_HUB_KERNELS"] = "NO"  # transformers would look for faster code on the hub
     try:
         if any("\0" in argument for argument in sys.argv):

@@ -1,5 +1,6 @@
 """Every command: parse arguments, call the library, return a result; `command` saves, draws and shows it."""
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,20 +8,31 @@ from typing import Annotated, Any
 import typer
 
 from normscope.cli.options import (
+    COLUMN,
     DEVICE,
     DTYPE,
+    LOCAL,
+    ColumnOption,
     DeviceOption,
     DtypeOption,
+    EngineName,
+    EngineOption,
     FolderArgument,
     ForceFlag,
     InputsOption,
     LinesFlag,
     ModelArgument,
+    ModelsArgument,
     TextOption,
+    WorkersOption,
     command,
+    engine_of,
+    in_torchrun,
     model_of,
+    one_or_several,
     printable,
     progress,
+    require_one_piece,
     require_writable,
     run_on,
     stages,
@@ -28,6 +40,7 @@ from normscope.cli.options import (
     write,
 )
 from normscope.errors import InputError
+from normscope.progress import silent
 
 __all__ = [
     "check",
@@ -52,12 +65,13 @@ class Severity(StrEnum):
     note = "note"
 
 
-@command(sarif=True)
+@command(sarif=True, tables=True)
 def check(
-    model: ModelArgument = None,
+    model: ModelsArgument = None,
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     select: Annotated[
         list[str] | None,
@@ -82,6 +96,10 @@ def check(
     ] = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
+    engine: EngineOption = LOCAL,
+    workers: WorkersOption = None,
+    table: Path | None = None,
+    force: bool = False,
 ) -> Any:
     """What is unusual about a model, why it matters, how sure that is, and what to do: the findings of all rules.
 
@@ -94,22 +112,54 @@ def check(
         print(explanation(explain))
         raise typer.Exit
     chosen = settings(Path.cwd(), select=select, ignore=ignore, severity=severity, seconds=seconds)
-    return ask(model_of(model), **run_on(text, inputs, lines), **chosen, device=device, dtype=dtype, progress=stages())
+    given = {**run_on(text, inputs, lines, column), **chosen, "device": device, "dtype": dtype}
+    one, several = one_or_several(model)
+    if several:
+        return _ask_many("check", several, given, table, force, engine, workers)
+    require_one_piece(engine, workers, table)
+    return ask(one, **given, progress=stages())
+
+
+def _ask_many(
+    asked: Any,
+    models: list[Path],
+    options: dict[str, Any],
+    out: Path | None,
+    force: bool,
+    engine: EngineName,
+    workers: int | None,
+) -> Any:
+    from normscope.many_models import ask_many
+
+    with engine_of(engine, workers) as where:
+        return ask_many(asked, models, out=out, force=force, options=options, engine=where, progress=progress)
 
 
 def report(
-    model: ModelArgument = None,
+    model: ModelsArgument = None,
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Write the page here (.html).")] = Path("report.html"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--out",
+            help="Write the page here (.html). Of several models: a folder for their pages, an index and a table; an "
+            "interrupted run is resumed.",
+            show_default="report.html, or reports",
+        ),
+    ] = None,
     seconds: Annotated[
         float | None,
         typer.Option(help="Stop after this many seconds; what is left is listed with its command.", min=0),
     ] = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
+    engine: EngineOption = LOCAL,
+    workers: WorkersOption = None,
     force: ForceFlag = False,
 ) -> None:
     """Everything about a model on one page: findings, a map, every norm, ranges, heads, vocabulary, folding."""
@@ -117,25 +167,38 @@ def report(
     from normscope.report_file import write_report
     from normscope.results.finding_list import MARKS
 
-    given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype, "progress": stages()}
-    findings = write_report(model_of(model), out, seconds=seconds, force=force, **given)
+    given = {**run_on(text, inputs, lines, column), "seconds": seconds, "device": device, "dtype": dtype}
+    one, several = one_or_several(model)
+    if several:
+        folder = out or Path("reports")
+        result = _ask_many("report", several, given, folder, force, engine, workers)
+        print(result)
+        tell_written([folder / "index.html"])
+        if (failure := result.failure()) is not None:
+            print(f"normscope: {failure}", file=sys.stderr)
+            raise typer.Exit(1)
+        return
+    require_one_piece(engine, workers)
+    page = out or Path("report.html")
+    findings = write_report(one, page, force=force, **given, progress=stages())
     for finding in findings.findings:
         print(printable(f"{MARKS[finding.severity]} {finding.title}"))
     if findings.unchecked:
         print(f"{not_run(findings)} The page says why.")
-    tell_written([out])
+    tell_written([page])
 
 
 class Quantizer(StrEnum):
     llm_compressor = "llm-compressor"
 
 
-@command(picture=True)
+@command(picture=True, tables=True, divides=True)
 def inspect(
-    model: ModelArgument = None,
+    model: ModelsArgument = None,
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     recipe: Annotated[
         Quantizer | None,
@@ -153,23 +216,46 @@ def inspect(
     ] = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
+    engine: EngineOption = LOCAL,
+    workers: WorkersOption = None,
+    table: Path | None = None,
+    force: bool = False,
 ) -> Any:
     """Every norm of a model: its kind, the ellipsoid of its outputs, and with a text where real inputs land."""
     if against is not None and recipe is None:
         raise InputError("--against needs --recipe llm-compressor: it says which quantizer the recipe is for")
+    one, several = one_or_several(model)
     if recipe is not None:
         from normscope.rewrite.recipe import check_recipe
         from normscope.rewrite.recipe import recipe as recipe_of
 
-        given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype, "progress": progress}
-        return (
-            recipe_of(model_of(model), **given) if against is None else check_recipe(model_of(model), against, **given)
-        )
+        if several:
+            raise InputError(f"--recipe takes one model, got {len(several)}")
+        given = {**run_on(text, inputs, lines, column), "device": device, "dtype": dtype, "progress": progress}
+        return recipe_of(one, **given) if against is None else check_recipe(one, against, **given)
     if text is None and inputs is None and (device, dtype) != (DEVICE, DTYPE):
         raise InputError("--device and --dtype need --text or --inputs: without them the model is not run")
     from normscope.studies.inspect import inspect as ask
 
-    return ask(model_of(model), **run_on(text, inputs, lines), device=device, dtype=dtype, progress=progress)
+    given = {**run_on(text, inputs, lines, column), "device": device, "dtype": dtype}
+    if several and in_torchrun():
+        raise InputError(f"inspect under torchrun takes one model, got {len(several)}: use --engine for several")
+    if several:
+        return _ask_many("inspect", several, given, table, force, engine, workers)
+    require_one_piece(engine, workers, table)
+    return _divided_inspection(one, given) if in_torchrun() else ask(one, **given, progress=progress)
+
+
+def _divided_inspection(model: Any, given: dict[str, Any]) -> Any:
+    """One share of it: the first process has the result."""
+    from normscope.models.subject import Subject
+    from normscope.studies.inspect import inspected
+    from normscope.studies.ranks import ranks_of_torchrun
+
+    subject = Subject(model, **given)
+    subject.require_runs("inspect under torchrun")
+    with ranks_of_torchrun() as ranks:
+        return inspected(subject, progress if ranks.rank == 0 else silent, ranks)
 
 
 @command(scales=True)
@@ -178,6 +264,7 @@ def ranges(
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     limit: Annotated[
         str, typer.Option(help="Compare with float16, bfloat16, float8_e4m3, float32, or a number.")
@@ -196,10 +283,12 @@ def ranges(
     ] = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
+    engine: EngineOption = LOCAL,
+    workers: WorkersOption = None,
     scales: bool = False,
 ) -> Any:
     """How far every tensor of a model can go, over all inputs, from the weights alone: will it overflow?"""
-    given = {**run_on(text, inputs, lines), "device": device, "dtype": dtype, "progress": progress}
+    given = {**run_on(text, inputs, lines, column), "device": device, "dtype": dtype, "progress": progress}
     if scales:
         if (limit, tight, channel or None) != ("float16", "4", None):
             raise InputError("--scales cannot be combined with --limit, --tight or --channel: it has its own table")
@@ -210,13 +299,15 @@ def ranges(
 
     if tight != "all" and not tight.isdecimal():
         raise InputError(f"--tight must be a whole number or all, got {tight!r}")
-    return ask(
-        model_of(model),
-        limit=limit,
-        tight=tight if tight == "all" else int(tight),
-        channels=[_layer_and_channel(each) for each in channel or ()],
-        **given,
-    )
+    with engine_of(engine, workers) as where:
+        return ask(
+            model_of(model),
+            limit=limit,
+            tight=tight if tight == "all" else int(tight),
+            channels=[_layer_and_channel(each) for each in channel or ()],
+            **given,
+            engine=where,
+        )
 
 
 def _layer_and_channel(given: str) -> tuple[str, int]:
@@ -234,6 +325,7 @@ def spikes(
     model: FolderArgument = None,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
@@ -241,7 +333,7 @@ def spikes(
     """Massive activations from the weights alone: channels that one token can make far larger than the others."""
     from normscope.studies.spikes import spikes as ask
 
-    return ask(model_of(model), **run_on(text, inputs, lines), device=device, dtype=dtype, progress=progress)
+    return ask(model_of(model), **run_on(text, inputs, lines, column), device=device, dtype=dtype, progress=progress)
 
 
 class At(StrEnum):
@@ -266,6 +358,7 @@ def keys(
     *,
     text: TextOption = None,
     lines: LinesFlag = False,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     at: Annotated[
         At, typer.Option(help="The keys of each head, or the input or output of the norm before attention.")
@@ -279,6 +372,8 @@ def keys(
     max_keys: Annotated[int | None, typer.Option(help="Only the first N keys of each sequence.", min=1)] = None,
     device: DeviceOption = DEVICE,
     dtype: DtypeOption = DTYPE,
+    engine: EngineOption = LOCAL,
+    workers: WorkersOption = None,
     keep: bool = False,
 ) -> Any:
     """Which keys of a text no query can give the highest score, and how close heads can come to equal attention."""
@@ -286,18 +381,20 @@ def keys(
         raise InputError("keys needs a text or inputs: give --text (a file, or 'sample') or --inputs FILE")
     from normscope.studies.keys import keys as ask
 
-    return ask(
-        model_of(model),
-        **run_on(text, inputs, lines),
-        at=at.value,
-        queries=queries.value,
-        rivals=rivals.value,
-        max_keys=max_keys,
-        keep=keep,
-        device=device,
-        dtype=dtype,
-        progress=progress,
-    )
+    with engine_of(engine, workers) as where:
+        return ask(
+            model_of(model),
+            **run_on(text, inputs, lines, column),
+            at=at.value,
+            queries=queries.value,
+            rivals=rivals.value,
+            max_keys=max_keys,
+            keep=keep,
+            device=device,
+            dtype=dtype,
+            engine=where,
+            progress=progress,
+        )
 
 
 @command(saves=False, resumes=True)
@@ -386,8 +483,10 @@ def fold(
     ] = None,
 ) -> Any:
     """Fold norms into the weights around them: the same function, certified, and a reason for every norm kept."""
+    from normscope.models.float64_run import keep_memory
     from normscope.rewrite.fold import fold as ask
 
+    keep_memory()
     result = ask(
         model_of(model),
         **run_on(text, inputs),

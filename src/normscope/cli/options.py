@@ -2,9 +2,12 @@
 
 import inspect
 import json as jsonlib
+import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,15 +19,36 @@ from normscope.progress import Progress
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from normscope.engine import Engine
+
 SAMPLE = "sample"
 RESEARCH = "Research"  # panel of `normscope --help` with networks that are built, experiments and measurements
 DEVICE, DTYPE = "cpu", "float32"
+COLUMN = "text"
+
+
+class EngineName(StrEnum):
+    local = "local"
+    ray = "ray"
+    slurm = "slurm"
+
+
+LOCAL = EngineName.local
 ModelArgument = Annotated[
     Path | None,
     typer.Argument(
         help="A folder in Hugging Face format, or a .safetensors, .gguf, .pt, .pth or .bin file. "
         "Default: a small demo GPT.",
         show_default=False,
+    ),
+]
+ModelsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="A folder in Hugging Face format, or a .safetensors, .gguf, .pt, .pth or .bin file; or several, a pattern "
+        "in quotes, or a list with one path a line (@FILE or .txt). Default: a small demo GPT.",
+        show_default=False,
+        metavar="[MODEL]...",
     ),
 ]
 FolderArgument = Annotated[
@@ -40,6 +64,15 @@ JsonFlag = Annotated[
 SaveOption = Annotated[
     Path | None,
     typer.Option("-o", "--out", help="Save the result here (.safetensors), with its certificates if it has any."),
+]
+TableOption = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--out",
+        help="Save the result here (.safetensors). Of several models: write a table of all rows here, .csv or "
+        ".parquet; an interrupted run is resumed.",
+    ),
 ]
 ResumeOption = Annotated[
     Path | None,
@@ -69,12 +102,26 @@ InputsOption = Annotated[
 TextOption = Annotated[
     str | None,
     typer.Option(
-        help="Text file to run the model on, UTF-8 (sample: a built-in text). MODEL must hold a tokenizer: "
-        "a Hugging Face folder or a .gguf file."
+        help="Text to run the model on: a UTF-8 file, a .jsonl or .parquet file, a folder of these, or a pattern in "
+        "quotes (sample: a built-in text). MODEL must hold a tokenizer: a Hugging Face folder or a .gguf file."
     ),
 ]
+ColumnOption = Annotated[str, typer.Option(help="Column of the text in .jsonl and .parquet files.")]
 LinesFlag = Annotated[bool, typer.Option("--lines", metavar="", help="Each line of the text is a sequence of its own.")]
-DeviceOption = Annotated[str, typer.Option(help="Device to run the model on.")]
+DeviceOption = Annotated[
+    str, typer.Option(help="Device to run the model on; auto: several, and the disk (needs accelerate).")
+]
+EngineOption = Annotated[
+    EngineName,
+    typer.Option(
+        help="Where independent pieces run: processes of this machine, a Ray cluster (the one at RAY_ADDRESS, or one "
+        "for this run), or SLURM jobs."
+    ),
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(help="Pieces that run at the same time; 1: in this process.", show_default="one per core", min=1),
+]
 DtypeOption = Annotated[str, typer.Option(help="Data type to run the model in: float32, float64, bfloat16 or float16.")]
 
 
@@ -85,7 +132,23 @@ def model_of(given: Path | None) -> Path:
     return demo_model() if given is None else given
 
 
-def run_on(text: str | None, inputs: Path | None, lines: bool = False) -> dict[str, Any]:
+def one_or_several(given: list[str] | None) -> tuple[Path, list[Path] | None]:
+    """The model to ask, and all of them where several are named."""
+    from normscope.models.listed_models import listed
+
+    several = listed(given or [])
+    return (several[0] if several else model_of(Path(given[0]) if given else None)), several
+
+
+def require_one_piece(engine: EngineName, workers: int | None, table: Path | None = None) -> None:
+    """Refuse options that only several models have a use for."""
+    if table is not None:
+        raise InputError(f"{table} must end in .safetensors for one model: a table is of several")
+    if (engine, workers) != (LOCAL, None):
+        raise InputError("--engine and --workers need several models: one model is one piece of work")
+
+
+def run_on(text: str | None, inputs: Path | None, lines: bool = False, column: str = COLUMN) -> dict[str, Any]:
     """--text and --inputs as the arguments of a study; with --lines, each line is a text of its own."""
     if lines and text is None:
         raise InputError("--lines needs --text: it splits the text into lines")
@@ -101,11 +164,21 @@ def run_on(text: str | None, inputs: Path | None, lines: bool = False) -> dict[s
         from normscope.data import sample_text
 
         return {"text": sample_text().splitlines() if lines else sample_text()}
-    if not lines:
-        return {"text": Path(text)}
-    from normscope.models.load import read_text
+    from normscope.models.corpus import Corpus
 
-    return {"text": read_text(Path(text)).splitlines()}
+    return {"text": Corpus(Path(text), column, lines)}
+
+
+@contextmanager
+def engine_of(name: EngineName, workers: int | None) -> "Iterator[Engine]":
+    """The engine that --engine and --workers ask for; only to reach a Ray cluster is a socket opened."""
+    from normscope.engine import open_engine
+    from normscope.models.transformers_library import network_allowed
+
+    with ExitStack() as stack:
+        with network_allowed() if name == EngineName.ray else nullcontext():
+            engine = stack.enter_context(open_engine(name.value, workers))
+        yield engine
 
 
 def progress(things: Iterable[Any], what: str) -> Iterable[Any]:
@@ -180,13 +253,17 @@ def command(
     sarif: bool = False,
     saves: bool = True,
     resumes: bool = False,
+    tables: bool = False,
+    divides: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Make a command of a function that returns a result: every command saves, draws and shows it the same way.
 
     Adds --json, --csv and --all; -o (with `saves`) and --force; --picture (with `picture`); --sarif (with `sarif`);
     --scales (with `scales`): an argument of that name then says whether the result must have scales. A command that
-    `resumes` takes the path of -o as its argument `resume`, and saves there by itself. An argument `keep` says whether
-    the result will be saved. The exit code is 1 where `Result.failure` says why.
+    `resumes` takes the path of -o as its argument `resume`, and saves there by itself. One that writes `tables` of
+    several models takes the path as its argument `table` if it ends like a table, and --force as `force`. An argument
+    `keep` says whether the result will be saved. The exit code is 1 where `Result.failure` says why. Only a
+    command that `divides` its work runs under torchrun; the first process has the result, others show and save nothing.
     """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., None]:
@@ -199,14 +276,23 @@ def command(
         if sarif:
             added["sarif"] = (SarifOption, None)
         if saves or resumes:
-            added["save"] = (ResumeOption if resumes else SaveOption, None)
+            added["save"] = (ResumeOption if resumes else TableOption if tables else SaveOption, None)
         if picture or saves:
             added["force"] = (ForceFlag, False)
         added |= {"json": (JsonFlag, False), "csv": (CsvFlag, False), "everything": (AllFlag, False)}
 
         def run(*args: Any, **options: Any) -> None:
             form = {name: options.pop(name, default) for name, (_, default) in added.items()}
-            _require_possible(form, resumes)
+            table = form["save"] if tables and _is_table(form["save"]) else None
+            if tables:
+                options |= {"table": table, "force": form["force"]}
+                if (form.get("picture") or form.get("sarif")) and one_or_several(options["model"])[1]:
+                    raise InputError("--picture and --sarif take one model, got several")
+            _require_possible(form | ({"save": None} if table else {}), resumes)
+            if not divides and in_torchrun():
+                raise InputError(
+                    f"{function.__name__} is not divided among processes: run it without torchrun (inspect --text is)"
+                )
             if resumes:
                 options["resume"] = form["save"]
             if "keep" in own.parameters:
@@ -219,12 +305,13 @@ def command(
                 _show(error.result, form)
                 print(f"normscope: {printable(str(error))}", file=sys.stderr)
                 raise typer.Exit(1) from None
-            _finish(result, form, resumes)
+            if not divides or os.environ.get("RANK", "0") == "0" or not in_torchrun():
+                _finish(result, form, written=resumes or table is not None)
 
         parameters = [
             each
             for each in own.parameters.values()
-            if each.name not in ("keep", "scales") and not (resumes and each.name == "resume")
+            if each.name not in ("keep", "scales", "table", "force") and not (resumes and each.name == "resume")
         ]
         keyword = inspect.Parameter.KEYWORD_ONLY
         extra = [
@@ -245,6 +332,11 @@ def command(
     return decorated
 
 
+def in_torchrun() -> bool:
+    """Whether this process is one of several that torchrun started."""
+    return os.environ.get("WORLD_SIZE", "1") not in ("", "1") and "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def _require_possible(form: Mapping[str, Any], resumes: bool) -> None:
     """Refuse outputs that could not be written or shown, before the work begins."""
     from normscope.files import PICTURES, SARIF
@@ -261,7 +353,13 @@ def _require_possible(form: Mapping[str, Any], resumes: bool) -> None:
         raise InputError(f"--scales and -o must be different files, got {form['save']} for both")
 
 
-def _finish(result: Any, form: Mapping[str, Any], resumes: bool) -> None:
+def _is_table(path: Path | None) -> bool:
+    from normscope.files import TABLES
+
+    return path is not None and path.suffix.lower() in TABLES
+
+
+def _finish(result: Any, form: Mapping[str, Any], written: bool) -> None:
     contents: dict[Path, bytes] = {}
     contents |= picture_of(form.get("picture"), result.plot)
     if form.get("scales") is not None:
@@ -270,11 +368,11 @@ def _finish(result: Any, form: Mapping[str, Any], resumes: bool) -> None:
         from normscope.report.sarif import as_sarif
 
         contents[form["sarif"]] = jsonlib.dumps(as_sarif(result), indent=2, allow_nan=False).encode()
-    if form.get("save") is not None and not resumes:
+    if form.get("save") is not None and not written:
         contents[form["save"]] = result.to_bytes()
     write(contents)
     _show(result, form)
-    tell_written([*contents, *([form["save"]] if resumes and form["save"] is not None else [])])
+    tell_written([*contents, *([form["save"]] if written and form["save"] is not None else [])])
     if (failure := result.failure()) is not None:
         print(f"normscope: {failure}", file=sys.stderr)
         raise typer.Exit(1)

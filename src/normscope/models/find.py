@@ -200,7 +200,7 @@ def _norms(model: nn.Module, graph: ModelGraph | None, untraced: str | None, sto
         if graph is None:
             seen = InPlace(alone, unchecked=untraced)
         else:
-            key = (_likeness(model.get_submodule(path)), alone, likeness(graph, path))
+            key = (alike(model.get_submodule(path)), alone, likeness(graph, path))
             seen = known[key] = known.get(key) or in_place(graph, model, path, alone, values)
         yield _found(path, kind, seen, stored)
     if graph is not None:
@@ -221,7 +221,7 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, str, Form]]:
     for path, module in model.named_modules():
         if path in parametrizations:  # weight norm and the like: norms of weights, not of activations
             continue
-        key = _likeness(module)
+        key = alike(module)
         if key not in forms:
             forms[key] = form_of(module)
         form = forms[key]
@@ -232,8 +232,8 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, str, Form]]:
         yield path, type(module).__name__, form
 
 
-def _likeness(module: nn.Module) -> Any:
-    """A key that is equal for modules that compute the same: class, shapes of parameters, settings, but not buffers."""
+def alike(module: nn.Module) -> Any:
+    """Equal for modules that compute the same with equal parameters: class, shapes of these, settings, no buffers."""
     if next(module.buffers(), None) is not None:
         return id(module)
     shapes = tuple((name, tuple(values.shape)) for name, values in module.named_parameters(recurse=False))

@@ -5,6 +5,7 @@ receives float64, and casts to lower precision are dropped. Weights are read one
 `difference` compares two such runs, or two models in their own dtype, by one number.
 """
 
+import ctypes
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,7 +23,21 @@ from normscope.errors import InputError
 from normscope.models.graph import Call, ModelGraph
 from normscope.models.graph_operations import kind_of
 
+FEW = 4  # largest values that are looked at one by one, before all are sorted
+M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1  # settings of malloc in glibc
 CHECKS = {"_assert_tensor_metadata"}  # checks of dtypes, which differ here
+
+
+def keep_memory() -> bool:
+    """Tell malloc to keep what is freed for later blocks, up to 1 GB; False where that can't be set.
+
+    Otherwise every float64 copy of a matrix is fresh memory of the system, which takes longer than filling it.
+    """
+    try:
+        library = ctypes.CDLL(None)
+        return all(library.mallopt(setting, 2**30) == 1 for setting in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD))
+    except (OSError, AttributeError, TypeError):
+        return False
 
 
 def evaluate(
@@ -70,7 +85,7 @@ def run_call(
             return None
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
         args, kwargs = pytree.tree_map(_lifted, (args, kwargs))
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return _in_float64(node.target)(*args, **kwargs)
 
     with torch.no_grad():
         for node in call:
@@ -162,8 +177,17 @@ def _size(values: Tensor) -> float:
     >>> _size(torch.tensor([-1e30, 2.0, -1e30, -3.0]))
     3.0
     """
-    sizes, times = np.unique(values[values.isfinite()].abs().numpy(), return_counts=True)
-    alone = sizes[times == 1] if (times == 1).any() else sizes
+    sizes = values[values.isfinite()].abs().reshape(-1)
+    for _ in range(FEW):
+        if not len(sizes):
+            break
+        largest = sizes.max()
+        others = sizes[sizes < largest]
+        if len(others) == len(sizes) - 1:
+            return float(largest) or 1.0
+        sizes = others
+    different, times = np.unique(values[values.isfinite()].abs().numpy(), return_counts=True)
+    alone = different[times == 1] if (times == 1).any() else different
     return float(alone.max(initial=0.0)) or 1.0
 
 
@@ -183,8 +207,7 @@ class _InFloat64(Interpreter):
         self._watch = watch
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        args, kwargs = pytree.tree_map(_lifted, (args, kwargs))
-        return super().call_function(target, args, kwargs)
+        return super().call_function(_in_float64(target), _all_lifted(args), _all_lifted(kwargs))
 
     def run_node(self, n: Node) -> Any:
         if kind_of(n) in CHECKS:
@@ -195,7 +218,32 @@ class _InFloat64(Interpreter):
         return value
 
     def output(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return super().output(target, pytree.tree_map(_lifted, args), kwargs)
+        return super().output(target, _all_lifted(args), kwargs)
+
+
+def _all_lifted(value: Any) -> Any:
+    """The arguments of an operation, in the containers that a graph has; pytree.tree_map is much slower."""
+    if isinstance(value, tuple | list):
+        return type(value)(map(_all_lifted, value)) if type(value) in (tuple, list) else list(map(_all_lifted, value))
+    return {key: _all_lifted(item) for key, item in value.items()} if isinstance(value, dict) else _lifted(value)
+
+
+def _in_float64(target: Any) -> Any:
+    """An operation, or its equal where torch has none in float64."""
+    return _grouped if target is torch.ops.aten._grouped_mm.default else target
+
+
+def _grouped(rows: Tensor, stack: Tensor, ends: Tensor) -> Tensor:
+    """The rows up to each end times the matrix of their group; rows after the last end are zero.
+
+    >>> _grouped(torch.ones(3, 1), torch.tensor([[[5.0]], [[6.0]], [[7.0]]]), torch.tensor([1, 1, 2])).tolist()
+    [[5.0], [7.0], [0.0]]
+    """
+    made, start = rows.new_zeros(len(rows), stack.shape[-1]), 0
+    for matrix, end in zip(stack, ends.tolist(), strict=True):
+        made[start:end] = rows[start:end] @ matrix
+        start = end
+    return made
 
 
 def _lifted(value: Any) -> Any:

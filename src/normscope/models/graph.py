@@ -160,6 +160,7 @@ class ModelGraph:
         self._stored = {**self._parameters, **signature.inputs_to_buffers}
         self._user_inputs = set(signature.user_inputs)
         self._functions: set[str] = set()  # names given to calls of functions
+        self._known_terms: dict[Node, list[Node]] = {}
         for node in self._order:
             if isinstance(node.target, HigherOrderOperator) and self._weighted & set(node.all_input_nodes):
                 raise TraceError(
@@ -350,6 +351,11 @@ class ModelGraph:
 
     def _terms(self, node: Node) -> list[Node]:
         """The values that a node passes on, adds up, joins or multiplies by a constant; none if it computes."""
+        if node not in self._known_terms:
+            self._known_terms[node] = self._found_terms(node)
+        return self._known_terms[node]
+
+    def _found_terms(self, node: Node) -> list[Node]:
         if (source := handed_on(node)) is not None:
             return [source]
         kind = kind_of(node)

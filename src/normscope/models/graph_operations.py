@@ -82,6 +82,11 @@ def is_float(value: Node) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
 
 
+def sizes_of(value: Node) -> tuple[int, ...]:
+    """The shape of a value, with 2 for sizes that depend on the numbers in it, as how many tokens go to an expert."""
+    return tuple(size if isinstance(size, int) else 2 for size in value.meta["val"].shape)
+
+
 def after_move(node: Node, channels: Any) -> Any:
     """A move applied to a tensor that holds the number of its channel everywhere; None if that fails."""
     if node.target is operator.getitem:

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from normscope.checks import quoted
 from normscope.errors import InputError
-from normscope.models.load import TextBatches, load_tokenizer, read_text, text_batches
+from normscope.models.corpus import read_text
+from normscope.models.load import TextBatches, load_tokenizer, text_batches
 
 
 def read_labelled(path: Path) -> tuple[list[str], list[str]]:

@@ -5,9 +5,11 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
@@ -17,20 +19,25 @@ from normscope.errors import CheckpointError, InputError
 from normscope.models import transformers_library as library
 from normscope.models.architecture import build_architecture, described_config, explained, notes_on
 from normscope.models.checkpoint import open_checkpoint, read_json
+from normscope.models.corpus import Corpus, LongText, as_texts
 from normscope.models.gguf_model import config_of
 from normscope.models.weights import Weights
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 CONTEXT = 1024  # tokens per piece, where a model allows more
-BLOCK = 1 << 16  # characters tokenized at a time
 
 
-def load_model(path: Path, *, device: str = "cpu", dtype: str = "float32") -> nn.Module:
+def load_model(
+    path: Path, *, device: str = "cpu", dtype: str = "float32", room: Mapping[str | int, int] | None = None
+) -> nn.Module:
     """The model of a Hugging Face folder or a .gguf file with its weights, in eval mode; refused unless all are there.
 
-    Quantized tensors of a .gguf file are decoded.
+    Quantized tensors of a .gguf file are decoded. With device "auto" the layers of a folder are placed by accelerate:
+    on GPUs, then in memory, and on the disk what is left; `room` is bytes for each, by default what is free.
     """
     require_dtype(dtype)
+    if device == "auto":
+        return _placed(path, dtype, room)
     model = _from_gguf(path, dtype) if is_gguf(path) else _from_folder(path, dtype)
     try:
         placed: nn.Module = model.eval().to(device)
@@ -71,6 +78,14 @@ def require_dtype(dtype: str) -> None:
         raise InputError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
 
 
+def require_device(device: str) -> None:
+    """Refuse a device that torch does not know, or that is not there."""
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # RuntimeError, AssertionError, NotImplementedError: torch's words differ by device
+        raise InputError(f"device must be one that torch can use here, got {device!r}: {first_line(error)}") from error
+
+
 def _warn_of_notes(path: Path, config: dict[str, Any]) -> None:
     """Warn of what in a config.json is not supported."""
     for note in notes_on(config):
@@ -83,7 +98,20 @@ def _from_gguf(path: Path, dtype: str) -> nn.Module:
     return model
 
 
-def _from_folder(path: Path, dtype: str) -> nn.Module:
+def _placed(path: Path, dtype: str, room: Mapping[str | int, int] | None) -> nn.Module:
+    """The model of a folder with its layers where there is room; those on the disk are read when they run."""
+    if is_gguf(path):
+        raise InputError(f"device auto needs a folder with config.json, got {path}: its tensors must be decoded first")
+    if find_spec("accelerate") is None:
+        raise InputError("device auto needs accelerate: pip install 'normscope[large]'")
+    folder = TemporaryDirectory(prefix="normscope-")  # for layers that can't be read from the checkpoint as they are
+    settings = {"device_map": "auto", "offload_folder": folder.name}
+    model = _from_folder(path, dtype, **settings, **({} if room is None else {"max_memory": dict(room)})).eval()
+    finalize(model, folder.cleanup)
+    return model
+
+
+def _from_folder(path: Path, dtype: str, **settings: Any) -> nn.Module:
     from transformers import AutoModel
 
     config = known_config(path)
@@ -98,6 +126,7 @@ def _from_folder(path: Path, dtype: str) -> nn.Module:
             dtype=getattr(torch, dtype),
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported in `loaded`, and refused below by name
+            **settings,
         )
     _warn_of_notes(path, config)
     _require_all_weights(path, loaded)
@@ -105,18 +134,18 @@ def _from_folder(path: Path, dtype: str) -> nn.Module:
     return loaded_model
 
 
-def text_batches(path: Path, text: str | Sequence[str]) -> "TextBatches":
+def text_batches(path: Path, text: str | Sequence[str] | Corpus) -> "TextBatches":
     """The tokens of a text in pieces that fit the model of a folder, with the special tokens that it expects.
 
     Each of several texts is a sequence of its own, split only if it is too long; empty ones are skipped.
     """
     if not is_gguf(path):
         _require_folder(path)
-    texts = [text] if isinstance(text, str) else list(text)
-    for each in texts:
+    texts = text if isinstance(text, Corpus) else [text] if isinstance(text, str) else list(text)
+    for each in [] if isinstance(texts, Corpus) else texts:
         if not isinstance(each, str):
             raise InputError(f"text must be a string or several strings, got one of type {type(each).__name__}")
-    if not any(each.strip() for each in texts):
+    if not any(each.head() for each in as_texts(texts)):
         raise InputError("the text is empty: give a text with at least one word")
     model = _described(path)
     takes = getattr(model, "main_input_name", None)
@@ -167,16 +196,15 @@ class TextBatches:
     The text is tokenized once at the start, to count and to check, and again each time the batches are iterated.
     """
 
-    def __init__(self, texts: Sequence[str], tokenizer: Any, model: nn.Module) -> None:
-        self._sequences = [text for text in texts if text.strip()]
-        self._tokenizer = tokenizer
-        self._before, self._after = _special_tokens(tokenizer, self._sequences[0])
+    def __init__(self, texts: Sequence[str] | Corpus, tokenizer: Any, model: nn.Module) -> None:
+        self._texts, self._tokenizer = texts, tokenizer
+        self._before, self._after = _special_tokens(tokenizer, next(self._sequences()).head())
         self._room: int = min(_longest(model), tokenizer.model_max_length) - len(self._before) - len(self._after)
         if self._room < 1:
             raise InputError("the model's context is too short for the special tokens and one token of text")
         self._decodes = "decoder_input_ids" in inspect.signature(model.forward).parameters
         self._pieces, known, largest = 0, False, max([0, *self._before, *self._after])
-        for sequence in self._sequences:
+        for sequence in self._sequences():
             length = 0
             for tokens in self._blocks(sequence):
                 length += len(tokens)
@@ -191,7 +219,7 @@ class TextBatches:
         return self._pieces
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        for sequence in self._sequences:
+        for sequence in self._sequences():
             waiting: list[int] = []
             for tokens in self._blocks(sequence):
                 waiting += tokens
@@ -202,24 +230,17 @@ class TextBatches:
             if waiting:
                 yield self._batch(waiting)
 
-    def _blocks(self, sequence: str) -> Iterator[list[int]]:
+    def _sequences(self) -> Iterator[LongText]:
+        return (text for text in as_texts(self._texts) if text.head())
+
+    def _blocks(self, sequence: LongText) -> Iterator[list[int]]:
         """Tokens of a sequence, block by block, without special tokens."""
-        for block in _cut(sequence):
+        for block in sequence.blocks():
             yield _tokenized(self._tokenizer, block, add_special_tokens=False)
 
     def _batch(self, tokens: list[int]) -> dict[str, Tensor]:
         row = torch.tensor([[*self._before, *tokens, *self._after]])
         return {"input_ids": row, "decoder_input_ids": row} if self._decodes else {"input_ids": row}
-
-
-def read_text(path: Path) -> str:
-    """A UTF-8 text file."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path} must be UTF-8 text, got byte {error.object[error.start]:#x} at {error.start}"
-        ) from None
 
 
 def run_in_pieces(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> Iterator[None]:
@@ -229,8 +250,10 @@ def run_in_pieces(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> 
     """
     weight = next(model.parameters(), torch.empty(0))
     name = type(model).__name__
-    if weight.is_meta:
+    # accelerate's hooks bring weights when they are needed; elsewhere nothing would.
+    if weight.is_meta and not any(hasattr(module, "_hf_hook") for module in model.modules()):
         raise InputError(f"{name} can't be run: it is on the meta device, where weights have no values")
+    device = torch.device("cpu") if weight.is_meta else weight.device
     settings: dict[str, Any] = {"use_cache": False} if hasattr(getattr(model, "config", None), "use_cache") else {}
     training = [module for module in model.modules() if module.training]
     model.eval()
@@ -238,7 +261,7 @@ def run_in_pieces(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> 
         for batch in batches:
             try:
                 with torch.no_grad():
-                    model(**{key: value.to(weight.device) for key, value in batch.items()}, **settings)
+                    model(**{key: value.to(device) for key, value in batch.items()}, **settings)
             except Exception as error:  # the model's own code, which may raise anything
                 raise InputError(f"{name} can't be run on this input: {first_line(error)}") from error
             yield
@@ -305,8 +328,7 @@ def named(path: Path) -> Iterator[None]:
 
 def _special_tokens(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
     """The special tokens that the tokenizer puts before and after a text."""
-    words = text.strip()[:64]
-    plain, full = _tokenized(tokenizer, words, add_special_tokens=False), _tokenized(tokenizer, words)
+    plain, full = _tokenized(tokenizer, text, add_special_tokens=False), _tokenized(tokenizer, text)
     for start in range(len(full) - len(plain) + 1):
         if full[start : start + len(plain)] == plain:
             return full[:start], full[start + len(plain) :]
@@ -316,17 +338,6 @@ def _special_tokens(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:
 def _tokenized(tokenizer: Any, text: str, **options: bool) -> list[int]:
     with library.quiet():
         return list(tokenizer(text, **options)["input_ids"])
-
-
-def _cut(text: str) -> Iterator[str]:
-    """The text in blocks, each but the first beginning with the space or line break before a word, if there is one."""
-    start = 0
-    while len(text) - start > BLOCK:
-        end = start + BLOCK
-        space = max(text.rfind(" ", start + 1, end), text.rfind("\n", start + 1, end))
-        yield text[start : space if space > start else end]
-        start = space if space > start else end
-    yield text[start:]
 
 
 def _longest(model: Any) -> int:

@@ -20,7 +20,15 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from normscope.models.graph_operations import COPIES, after_move, handed_on, is_float, kind_of, looks_at_values
+from normscope.models.graph_operations import (
+    COPIES,
+    after_move,
+    handed_on,
+    is_float,
+    kind_of,
+    looks_at_values,
+    sizes_of,
+)
 
 if TYPE_CHECKING:
     from normscope.models.graph import ModelGraph, Product
@@ -170,7 +178,7 @@ def _einsum(node: Node) -> Iterator[_Operands]:
         places = {letter: place - len(factor) for place, letter in enumerate(factor)}
         summed = tuple((value.index(x) - len(value), at) for x, at in places.items() if x in value and x not in out)
         placed = {x: out.index(x) - len(out) for x in factor if x in out}
-        if all(x in out or x in value for x in factor):
+        if all(x in out or x in value for x in factor) and all(x in out or x in factor for x in value):
             outputs = {places[x]: at for x, at in placed.items() if x not in value}
             shared = {places[x]: at for x, at in placed.items() if x in value}
             yield _Operands(factors[one], factors[other], summed, outputs, shared)  # type: ignore[index, arg-type]
@@ -198,7 +206,7 @@ def _part(graph: "ModelGraph", value: Any) -> _Part | None:
         before = chosen[1].meta["val"].ndim - 1  # axes that the choice adds before the others
         return _Part(name, shape, {at: axis - before for at, axis in axes.items() if axis > before}, None, *chosen[1:])
     size = math.prod(shape[1:])
-    is_entry = set(axes.values()) == set(range(1, len(shape))) and view.numel() == size
+    is_entry = set(axes.values()) == set(range(1, len(shape))) and view.numel() == size > 0
     return _Part(name, shape, axes, view.storage_offset() // size if is_entry else None, None, None)
 
 
@@ -221,12 +229,9 @@ def _chosen(node: Node) -> tuple[Node, Node, Node] | None:
 def _moved(source: Node, moves: list[Node]) -> tuple[dict[int, int], Tensor] | None:
     """By axis after moves, the last move first: the axis of the value that is there as a whole; and the view they give.
 
-    None if they give more than a view, or one of an unknown size.
+    None if they give more than a view.
     """
-    shape = tuple(source.meta["val"].shape)
-    if not all(isinstance(size, int) for size in shape):
-        return None
-    probe = torch.empty(shape, device="meta")
+    probe = torch.empty(sizes_of(source), device="meta")
     moved: Any = probe
     for move in reversed(moves):
         moved = after_move(move, moved)
@@ -250,7 +255,8 @@ def _which(node: Node, stack: _Part, placed: dict[int, int]) -> object:
     """Which matrix of a stack meets a row: an entry, the node with the entry for each row, or an axis of the output."""
     if is_grouped(node):
         key = sent_to(node.args[2])
-        return key if isinstance(key, Node) and _is_sorted(key) and stack.axes.get(-3) == 0 else None
+        known = isinstance(key, Node) and _is_sorted(key) and _counts_all(node.args[2], stack.shape[0])
+        return key if known and stack.axes.get(-3) == 0 else None
     return _which_entry(stack, placed)
 
 
@@ -268,6 +274,13 @@ def _is_sorted(node: Node) -> bool:
     return isinstance(sort, Node) and kind_of(sort) == "sort" and len(sort.args) < 3 and not sort.kwargs
 
 
+def _counts_all(ends: Any, groups: int) -> bool:
+    """Whether rows are counted by their number, from 0 to that of the last group."""
+    while isinstance(ends, Node) and kind_of(ends) in COPIES | {"cumsum"}:
+        ends = ends.args[0]
+    return isinstance(ends, Node) and kind_of(ends) == "histc" and ends.args[1:] == (groups, 0, groups - 1)
+
+
 def _with_bias(graph: "ModelGraph", bare: Multiplication, which: object) -> Multiplication | None:
     """The same with the bias that the module adds next, possibly after a move of the product."""
     product = node = bare.total
@@ -279,11 +292,10 @@ def _with_bias(graph: "ModelGraph", bare: Multiplication, which: object) -> Mult
             node = user
             continue
         terms = [term for term in user.all_input_nodes if term is not node]
-        moved = _moved(product, moves)
-        same_shape = user.op != "output" and user.meta["val"].shape == node.meta["val"].shape
-        if kind_of(user) != "add" or user.kwargs or len(terms) != 1 or not same_shape or moved is None:
+        if kind_of(user) != "add" or user.kwargs or len(terms) != 1 or graph.module_of(user) != bare.module:
             return None
-        if graph.module_of(user) != bare.module:
+        moved = _moved(product, moves)
+        if moved is None or sizes_of(user) != sizes_of(node):
             return None
         after = {axis - product.meta["val"].ndim: at for at, axis in moved[0].items()}
         outputs = tuple(Axes(after[axes.value], axes.weight) for axes in bare.outputs if axes.value in after)

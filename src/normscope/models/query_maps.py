@@ -81,6 +81,9 @@ class AffineMap:
             raise NoMapError(f"the output of {self.norm} has no vector for each token") from None
 
 
+NOT_IN_MEMORY = "its layers are not all in memory: run it on one device"  # but brought by accelerate when they run
+
+
 class HeadMaps:
     """The maps of a model's heads, each tested on the real run before it is returned.
 
@@ -105,7 +108,7 @@ class HeadMaps:
         known = self._maps.get(key)
         if isinstance(known, AffineMap) and self._fits(known, outputs, row, position, seen):
             return known
-        reason = known if isinstance(known, str) else ""
+        reason = known if isinstance(known, str) else "" if self._copies else NOT_IN_MEMORY
         for model in [] if reason else self._copies:
             try:
                 found = self._run(model, position).map(layer, side, head)
@@ -131,7 +134,10 @@ class HeadMaps:
     def _copies(self) -> list[nn.Module]:
         """Models to trace, the best first: a model in half precision needs a copy to show its maps."""
         dtype = _dtype(self._model)
-        small = sum(values.numel() for values in self._model.parameters()) <= SMALL
+        parameters = list(self._model.parameters())
+        small = sum(values.numel() for values in parameters) <= SMALL
+        if any(values.is_meta for values in parameters):
+            return []
         if dtype == torch.float64 or not small:
             return [self._model]
         single = self._model if dtype == torch.float32 else silent_copy(self._model).float()

@@ -12,7 +12,6 @@ some other way is `Unfit`, and then the whole model is traced as usual.
 """
 
 import functools
-import gc
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
+from normscope.models import transformers_library as library
 from normscope.models.graph_operations import overwritten
 
 FEWEST = 4  # equal layers of a list for which copies pay
@@ -47,25 +47,13 @@ def exported(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if not layers:
         raise Unfit("no equal layers")
     run = _Run()
-    with _no_collection():
+    with library.no_collection():
         with _watched(layers, run):
             program = torch.export.export(model, args, kwargs, strict=False)
         if not run.carried:
             raise Unfit("no layer is called as another was")
         _Copies(program, run).insert()
     return program, len(run.carried)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Without garbage collection, which takes a fifth of the time: it walks through all that torch holds."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -306,7 +294,8 @@ class _Copies:
         stored = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         self._stored = {node: stored[node.name] for node in self._graph.nodes if node.name in stored}
         self._placeholders = {name: node for node, name in self._stored.items()}
-        self._given = {node for node in self._graph.nodes if node.name in signature.user_inputs}
+        given = set(signature.user_inputs)
+        self._given = {node for node in self._graph.nodes if node.name in given}
 
     def insert(self) -> None:
         segments = self._segments()

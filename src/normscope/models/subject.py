@@ -4,7 +4,6 @@ Every study begins with a Subject, so all of them take the same arguments and re
 (the module with its weights, the norms, the graph, the batches) is computed once, when first needed.
 """
 
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from normscope.data import name_of, sample_text
 from normscope.errors import InputError
 from normscope.models.batches import Batch, Inputs, as_batches, batches_for, first_batch
+from normscope.models.corpus import Corpus
 from normscope.models.find import find, find_stored, find_traced
 from normscope.models.held_types import held_otherwise, input_ranges
 from normscope.models.load import (
@@ -24,7 +24,8 @@ from normscope.models.load import (
     load_tokenizer,
     named,
     open_weights,
-    read_text,
+    require_device,
+    require_dtype,
     text_batches,
 )
 from normscope.models.second_trace import TwoSizes
@@ -32,7 +33,7 @@ from normscope.models.weights import Weights
 from normscope.results.inventory import Inventory
 
 LONGEST_NAME = 1024  # characters of a text that could be the name of a file
-Text = str | Path | Sequence[str]  # a text, a UTF-8 file, or several texts, each a sequence of its own
+Text = str | Path | Sequence[str] | Corpus  # a text; a file, folder or pattern; several texts, each its own sequence
 
 
 class Subject:
@@ -63,12 +64,17 @@ class Subject:
             raise InputError(f"text must be the text itself, and {text!r} is the name of a file: give Path({text!r})")
         if text is not None and isinstance(model, nn.Module):
             raise InputError("text needs a folder with a tokenizer; for a module give inputs")
-        self._model, self._text, self._inputs = model, text, inputs
+        if dtype is not None:
+            require_dtype(dtype)
+        if device != "cpu":
+            require_device(device)
+        self._model, self._inputs = model, inputs
+        self._text = Corpus(text) if isinstance(text, Path) else text
         self._device, self._dtype = device, dtype
         self.path = None if isinstance(model, nn.Module) else Path(model)
         self.name = type(model).__name__ if self.path is None else name_of(self.path)
-        if isinstance(text, Path):
-            _ = self.words  # a name that is wrong is told before the model is loaded
+        if isinstance(self._text, Corpus):
+            _ = self._size  # a name that is wrong is told before the model is loaded
 
     @classmethod
     def of(
@@ -107,9 +113,16 @@ class Subject:
         """A description of the text that the model was run on; None without a text."""
         if self._text is None:
             return None
-        texts = [self.words] if isinstance(self.words, str) else self.words
-        many = f"{len(texts):,} texts of " if len(texts) > 1 else ""
-        return f"{many}{sum(map(len, texts)):,} characters"
+        texts, characters = self._size
+        return f"{f'{texts:,} texts of ' if texts > 1 else ''}{characters:,} characters"
+
+    @cached_property
+    def _size(self) -> tuple[int, int]:
+        """The number of texts, and of characters in them."""
+        if isinstance(self._text, Corpus):
+            return self._text.size()
+        texts = [self._text] if isinstance(self._text, str) else self._text or []
+        return len(texts), sum(map(len, texts))
 
     @property
     def run_option(self) -> str:
@@ -120,16 +133,18 @@ class Subject:
         """
         if self._inputs is not None:
             return "--inputs FILE"
-        if isinstance(self._text, Path):
-            return f"--text {shlex.quote(str(self._text))}"
+        if isinstance(self._text, Corpus):
+            return self._text.option()
         return "--text sample" if self._text == sample_text() else "--text FILE"
 
     @cached_property
     def words(self) -> str | Sequence[str]:
-        """The text itself, or several."""
+        """The text itself, or several, all in memory."""
         if self._text is None:
             raise InputError("no text was given")
-        return read_text(self._text) if isinstance(self._text, Path) else self._text
+        if not isinstance(self._text, Corpus):
+            return self._text
+        return ["".join(text.pieces()) for text in self._text.texts()]
 
     @cached_property
     def module(self) -> nn.Module:
@@ -220,7 +235,8 @@ class Subject:
     @cached_property
     def _text_batches(self) -> TextBatches:
         assert self.path is not None
-        return text_batches(self.path, self.words)
+        assert self._text is not None
+        return text_batches(self.path, self._text)
 
     @cached_property
     def _example(self) -> dict[str, Tensor] | None:

@@ -7,6 +7,7 @@
 A blocked attempt raises `NoNetworkError`, a FileNotFoundError: whatever is not in the folder does not exist.
 """
 
+import gc
 import os
 import re
 import sys
@@ -76,6 +77,18 @@ def no_network() -> Iterator[list[str]]:
 
 
 @contextmanager
+def network_allowed() -> Iterator[None]:
+    """Sockets in this thread and in those that it starts, inside `no_network`: to reach a cluster that a user named."""
+    thread = threading.current_thread()
+    outer = _locked.pop(thread, None)
+    try:
+        yield
+    finally:
+        if outer is not None:
+            _locked[thread] = outer
+
+
+@contextmanager
 def quiet() -> Iterator[None]:
     """No progress bars, reports or warnings of transformers: normscope reports what matters in one line."""
     from transformers.utils import logging
@@ -89,6 +102,18 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Without garbage collection, which walks again and again through all that is imported or traced and stays."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager
@@ -122,7 +147,9 @@ def version() -> str:
 
 def config_class(kind: object) -> "type[PreTrainedConfig] | None":
     """The class of configurations with this model_type; None if there is none."""
-    import transformers
+    with no_collection():
+        import transformers
+        import transformers.modeling_utils
 
     known = isinstance(kind, str) and kind in transformers.CONFIG_MAPPING
     return transformers.CONFIG_MAPPING[kind] if known else None  # type: ignore[index]

@@ -25,10 +25,13 @@ from normscope.models.example_inputs import example_inputs
 from normscope.models.find import find
 from normscope.models.load import run_in_pieces
 from normscope.models.norms_by_name import norms_by_name
+from normscope.models.stored_matrices import TensorRows
 from normscope.models.subject import Subject
 from normscope.norm import Norm
 from normscope.results.inventory import FoundNorm
 
+Matrix = NDArray[np.floating] | TensorRows
+PLAIN = (torch.bfloat16, torch.float16, torch.float32, torch.float64)  # types of which single rows can be read
 TRIED = 4  # norms to try, from the last that ran
 OUTPUT = re.compile(r"(^|\.)(output|lm_head|embed_out|proj_out)\.weight$")
 EMBEDDING = re.compile(r"(^|\.)(token_embd|tok_embeddings|wte|embed_tokens|embed_in|word_embeddings|shared)\.weight$")
@@ -39,7 +42,7 @@ class Unembedding:
     """Scores of tokens as W·h + c. The norm is None, and `problem` says why, where h is not known to come from one."""
 
     name: str  # of the module, or of the tensor where only tensors are available
-    rows: NDArray[np.floating] = field(repr=False)  # W: (V, N), float32, or float64 if float32 would not hold it
+    rows: Matrix = field(repr=False)  # W: (V, N), float32, or float64 if float32 would not hold it
     bias: Floats | None = field(repr=False)  # c
     norm: Norm | None
     norm_name: str | None
@@ -208,7 +211,7 @@ def _tensors(output: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _matrix(head: nn.Module, name: str, probe: _Probe) -> tuple[NDArray[np.floating], Floats | None, bool]:
+def _matrix(head: nn.Module, name: str, probe: _Probe) -> tuple[TensorRows, Floats | None, bool]:
     """W and c of the head, and whether the model's output keeps the order of its scores."""
     weight, bias = getattr(head, "weight", None), getattr(head, "bias", None)
     if not isinstance(weight, Tensor) or weight.ndim != 2 or probe.read is None or probe.scored is None:
@@ -216,9 +219,12 @@ def _matrix(head: nn.Module, name: str, probe: _Probe) -> tuple[NDArray[np.float
     shape = (probe.scored.shape[1], probe.read.shape[1])
     if tuple(weight.shape) not in (shape, shape[::-1]):
         raise InputError(f"{name} must have a matrix of shape {shape} to be an unembedding, got {tuple(weight.shape)}")
+    if weight.is_meta:
+        raise InputError(f"{name} must have its matrix in memory, and it is not there: load the model on one device")
     rows = _as_stored(weight if tuple(weight.shape) == shape else weight.T)
     shift = as_floats(bias, f"{name}.bias") if isinstance(bias, Tensor) else None
-    if not _alike(probe.scored, probe.read @ rows.T.astype(np.float64) + (0.0 if shift is None else shift), probe):
+    products = np.concatenate([probe.read @ block.T.astype(np.float64) for block in rows.blocks()], axis=1)
+    if not _alike(probe.scored, products + (0.0 if shift is None else shift), probe):
         raise InputError(f"{name} does more than multiply by its matrix and add its bias: its scores are not known")
     if probe.returned is None:
         return rows, shift, False
@@ -229,12 +235,11 @@ def _matrix(head: nn.Module, name: str, probe: _Probe) -> tuple[NDArray[np.float
     return rows, shift, True
 
 
-def _as_stored(weight: Tensor) -> NDArray[np.floating]:
-    """As float32, which holds half precision exactly, or as float64."""
-    wide = weight.dtype == torch.float64
-    rows = weight.detach().to("cpu", torch.float64 if wide else torch.float32).contiguous().numpy()
-    as_floats(rows, "the unembedding")
-    return np.asarray(rows)
+def _as_stored(weight: Tensor) -> TensorRows:
+    """Rows of a matrix where it is, all of them finite."""
+    rows = TensorRows(weight)
+    rows.require_finite("the unembedding")
+    return rows
 
 
 def _alike(values: Floats, expected: Floats, probe: _Probe) -> bool:
@@ -274,12 +279,10 @@ def _link(model: nn.Module, probe: _Probe, linear: list[str]) -> "_Link | str":
     return _Link(layers=tuple((name, layer) for name, layer in layers if isinstance(layer, nn.Linear)))
 
 
-def _with_norm(
-    found: FoundNorm, link: _Link, rows: NDArray[np.floating], bias: Floats | None, name: str
-) -> Unembedding:
+def _with_norm(found: FoundNorm, link: _Link, rows: Matrix, bias: Floats | None, name: str) -> Unembedding:
     norm, problem, through = found.norm, None, tuple(layer for layer, _ in link.layers)
     for _, layer in reversed(link.layers):
-        wide = rows.astype(np.float64)
+        wide = rows[:].astype(np.float64)
         if layer.bias is not None:
             bias = wide @ as_floats(layer.bias, "bias") + (0.0 if bias is None else bias)
         rows = wide @ as_floats(layer.weight, "weight")
@@ -312,7 +315,9 @@ def _by_name(checkpoint: Checkpoint) -> Unembedding:
             f"or an embedding, got {found}; give the folder with its config.json"
         )
     name = (outputs or embeddings)[0]
-    rows = _as_stored(checkpoint.tensor(name))
+    stored = checkpoint.stored(name)  # mapped, if the format allows it
+    plain = stored.dtype in PLAIN and stored.layout is torch.strided
+    rows = _as_stored(stored if plain else checkpoint.tensor(name))
     bias_name = f"{name.removesuffix('.weight')}.bias"
     bias = as_floats(checkpoint.tensor(bias_name), bias_name) if outputs and bias_name in checkpoint.names else None
     last = [

@@ -54,6 +54,7 @@ def norm(
         x = x.movedim(axis, -1)
         return norm(x, gain, bias, project=project, scale=scale, groups=groups, eps=eps).movedim(-1, axis)
     if _can_be_fused(x, gain, bias):
+        x = x if x.is_cpu else x.to(pure.result_dtype(x))  # float32 under autocast
         return operator.norm(x, gain, bias, project, scale, groups, eps)
     require_fitting(x, gain, bias, groups)
     return pure.forward(x, gain, bias, project, scale, groups, eps)
@@ -61,7 +62,9 @@ def norm(
 
 def _can_be_fused(x: Tensor, gain: Tensor | None, bias: Tensor | None) -> bool:
     """Whether the operator exists for x, and no transform is active that would have to look inside it."""
-    if not x.is_cpu or x.dtype not in operator.DTYPES or torch._C._are_functorch_transforms_active():
+    if x.device.type not in operator.DEVICES or x.dtype not in operator.DTYPES:
+        return False
+    if torch._C._are_functorch_transforms_active():
         return False
     if torch.compiler.is_compiling():
         return not torch.compiler.is_exporting()

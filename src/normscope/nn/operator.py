@@ -1,13 +1,15 @@
-"""normscope::norm and normscope::norm_backward: the fused norm as operators of torch, on the CPU.
+"""normscope::norm and normscope::norm_backward: the fused norm as operators of torch, on the CPU and on GPUs.
 
 torch.compile sees these operators, and autograd differentiates them to any order: derivatives of the backward pass are
-those of torch's own operations. Rows are divided among as many threads as torch is set to use. Where the compiled
-passes are not available, the operators use torch's own operations, and warn once.
+those of torch's own operations. On the CPU, rows are divided among as many threads as torch is set to use; on CUDA and
+ROCm the kernels are Triton's, which comes with torch there. Where the compiled passes are not available, the operators
+use torch's own operations, and warn once.
 """
 
 import warnings
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -22,6 +24,8 @@ from normscope.nn.threads import on_threads, shares
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # in the order of the kinds in `vectors`
 
+DEVICES = ("cpu", "cuda") if find_spec("triton") else ("cpu",)  # ROCm's are called cuda, too
+
 PLAIN = (Tensor, nn.Parameter, type(None))  # not tensor subclasses, which may override operations
 
 library: Any = torch.library.Library("normscope", "DEF")  # type: ignore[no-untyped-call]
@@ -35,7 +39,7 @@ library.define(
 def norm(
     x: Tensor, gain: Tensor | None, bias: Tensor | None, project: bool, scale: bool, groups: int, eps: float
 ) -> Tensor:
-    """normscope::norm of tensors on the CPU, differentiable; see `functional.norm` for its arguments."""
+    """normscope::norm of tensors on one of DEVICES, differentiable; see `functional.norm` for its arguments."""
     if torch.compiler.is_compiling():
         result: Tensor = _call_norm(x, gain, bias, project, scale, groups, eps)
         return result
@@ -72,9 +76,7 @@ def _norm(
 def _norm_backward(
     dy: Tensor, x: Tensor, gain: Tensor | None, project: bool, scale: bool, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    require_fitting(x, gain, None, groups)
-    if dy.shape != x.shape:
-        raise InputError(f"dy must have the shape of x, {tuple(x.shape)}, got {tuple(dy.shape)}")
+    _require_gradient_of(x, dy, gain, groups)
     size = x.shape[-1]
     passes = _passes(x.dtype, size // groups, project, scale)
     if passes is None:
@@ -95,6 +97,25 @@ def _norm_backward(
     if any(overflowed):
         return pure.backward(dy, x, gain, project, scale, groups, eps)
     return dx, dgain[:, :size].sum(0), dbias[:, :size].sum(0)
+
+
+@torch.library.impl(library, "norm", "CUDA")
+def _norm_on_gpu(
+    x: Tensor, gain: Tensor | None, bias: Tensor | None, project: bool, scale: bool, groups: int, eps: float
+) -> Tensor:
+    require_fitting(x, gain, bias, groups)
+    y: Tensor = _gpu_passes(x.shape[-1] // groups).forward(x, gain, bias, project, scale, groups, eps)
+    return y.to(x.dtype)
+
+
+@torch.library.impl(library, "norm_backward", "CUDA")
+def _norm_backward_on_gpu(
+    dy: Tensor, x: Tensor, gain: Tensor | None, project: bool, scale: bool, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    _require_gradient_of(x, dy, gain, groups)
+    passes = _gpu_passes(x.shape[-1] // groups)
+    gradients: tuple[Tensor, Tensor, Tensor] = passes.backward(dy, x, gain, project, scale, groups, eps)
+    return gradients
 
 
 @torch.library.register_fake("normscope::norm", lib=library)  # type: ignore[untyped-decorator]
@@ -125,7 +146,7 @@ def _differentiable_backward(
     if _differentiated(dy, x, gain):
         return pure.backward(dy, x, gain, project, scale, groups, eps)
     if _nobody_looks_on(dy, x, gain):
-        return _norm_backward(dy, x, gain, project, scale, groups, eps)
+        return (_norm_backward if x.is_cpu else _norm_backward_on_gpu)(dy, x, gain, project, scale, groups, eps)
     with torch._C._AutoDispatchBelowAutograd():
         result: tuple[Tensor, Tensor, Tensor] = _call_backward(dy, x, gain, project, scale, groups, eps)
         return result
@@ -133,7 +154,7 @@ def _differentiable_backward(
 
 def _norm_below_autograd(x: Tensor, gain: Tensor | None, bias: Tensor | None, *flags: Any) -> Tensor:
     if _nobody_looks_on(x, gain, bias):
-        return _norm(x, gain, bias, *flags)
+        return (_norm if x.is_cpu else _norm_on_gpu)(x, gain, bias, *flags)
     with torch._C._AutoDispatchBelowAutograd():
         result: Tensor = _call_norm(x, gain, bias, *flags)
         return result
@@ -152,7 +173,7 @@ def _nobody_looks_on(*tensors: Tensor | None) -> bool:
 
 def _is_its_memory(tensor: Tensor) -> bool:
     """Whether the values are those in memory: False, for example, for a lazily negated tensor."""
-    return tensor.is_cpu and not tensor.is_neg() and not tensor._is_zerotensor()
+    return (tensor.is_cpu or tensor.is_cuda) and not tensor.is_neg() and not tensor._is_zerotensor()
 
 
 library.impl("norm", _differentiable_norm, "Autograd")
@@ -178,6 +199,12 @@ class _Norm(torch.autograd.Function):
             dbias.to(ctx.bias_dtype) if wanted[2] else None,
             *(None for _ in ctx.flags),
         )
+
+
+def _require_gradient_of(x: Tensor, dy: Tensor, gain: Tensor | None, groups: int) -> None:
+    require_fitting(x, gain, None, groups)
+    if dy.shape != x.shape:
+        raise InputError(f"dy must have the shape of x, {tuple(x.shape)}, got {tuple(dy.shape)}")
 
 
 def _differentiated(*tensors: Tensor | None) -> bool:
@@ -229,6 +256,17 @@ def _passes(dtype: torch.dtype, channels: int, project: bool, scale: bool) -> _P
         return None
     computing = torch.float64 if dtype == torch.float64 else torch.float32
     return _Passes(forward, backward, dtype, computing, channels * together(channels))
+
+
+@cache
+def _gpu_passes(channels: int) -> Any:
+    """The module with the passes for groups of this many channels: Triton's, or torch's own operations."""
+    try:
+        from normscope.nn import triton_kernels
+    except Exception as error:  # the result can be computed without them
+        _tell_once(f"{type(error).__name__}: {first_line(error)}")
+        return pure
+    return triton_kernels if channels <= triton_kernels.MOST_CHANNELS else pure
 
 
 _told: list[str] = []

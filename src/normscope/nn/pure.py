@@ -20,7 +20,7 @@ def forward(
         y = y * gain.to(y.dtype)
     if bias is not None:
         y = y + bias.to(y.dtype)
-    return y.to(_result_dtype(x))
+    return y.to(result_dtype(x))
 
 
 def backward(
@@ -50,7 +50,7 @@ def _steps(x: Tensor, project: bool, scale: bool, groups: int, eps: float) -> tu
         return z, z.new_ones(())
     # Squares of large numbers overflow, and their derivatives underflow much earlier: in smaller units
     # both are right. A unit is constant under differentiation, as the result does not depend on it.
-    large, unit_of_large = _LARGE[z.dtype]
+    large, unit_of_large = UNITS[z.dtype]
     beyond = z.detach().abs().amax(-1, keepdim=True) > large
     unit = torch.where(beyond, z.new_full((), unit_of_large), z.new_ones(()))
     z = z * unit
@@ -58,13 +58,13 @@ def _steps(x: Tensor, project: bool, scale: bool, groups: int, eps: float) -> tu
     return z / root, unit / root
 
 
-_LARGE = {
+UNITS = {
     torch.float32: (2.0**40, 2.0**-80),
     torch.float64: (2.0**300, 2.0**-600),
-}  # above the first, use the second as unit
+}  # above the first number, the second is the unit
 
 
-def _result_dtype(x: Tensor) -> torch.dtype:
+def result_dtype(x: Tensor) -> torch.dtype:
     """That of x; under autocast float32, except on the CPU, as for torch's LayerNorm."""
     device = x.device.type
     lifts = device != "cpu" and x.dtype != torch.float64 and torch.amp.is_autocast_available(device)

@@ -1,7 +1,6 @@
 """Findings on a terminal: a block of text for each, the most important first."""
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from normscope.report.terminal import printable
@@ -36,13 +35,15 @@ def _show_finding(finding: Finding, console: Console) -> None:
     head = Text(f"{MARKS[finding.severity]} {finding.severity}", STYLES[finding.severity])
     head.append(f" · {finding.sure} · {finding.rule} {finding.name}", "dim")
     console.print(head)
-    console.print(Padding(Text(printable(finding.title), "bold"), (0, 0, 0, INDENT), expand=False))
+    _indented(finding.title, console, "bold")
     for part in (finding.evidence, finding.why, f"Do: {finding.do}"):
         _indented(part, console)
 
 
-def _indented(words: str, console: Console) -> None:
-    console.print(Padding(Text(printable(words)), (0, 0, 0, INDENT), expand=False))
+def _indented(words: str, console: Console, style: str = "") -> None:
+    for line in Text(printable(words), style).wrap(console, console.width - INDENT):
+        line.rstrip()
+        console.print(Text(" " * INDENT) + line)
 
 
 def not_run(result: FindingList) -> str:

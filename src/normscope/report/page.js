@@ -63,7 +63,8 @@ function drawNorm() {
   data.findings.forEach((each, at) => {
     const starts = each.sites.includes(chosen), holds = each.norms.includes(chosen);
     if (!starts && !(holds && each.severity !== "note")) return; // notes are often about nearly all norms
-    const where = starts && !holds ? "starts in this block, after this norm: " : starts ? "" : "holds here: ";
+    const many = new Set([...each.sites, ...each.norms]).size;
+    const where = starts && !holds ? "starts in this block, after this norm: " : many > 1 ? `one of ${many} norms with a finding that names the worst: ` : "";
     html(about, "li", { class: each.severity }, html(null, "span", { "aria-hidden": "true" }, SIGN[each.severity] + " "), where, html(null, "a", { href: `#finding-${at}` }, each.title));
   });
   const host = byId("norm-panels");
@@ -146,10 +147,10 @@ function drawTracks(host, norms, xOf, left, end) {
   if (!shown.length) return;
   const figure = html(host, "figure"), narrow = left < 100, step = narrow ? 34 : 21;
   html(figure, "figcaption", {}, "Findings, from left to right. Tall mark: the part of a block that causes it; small marks: norms where it holds");
-  const drawing = canvas(figure, Math.max(end, 300), step * shown.length + 4, shown.map((each) => `${each.name}: ${each.sites.length} sites, ${each.norms.length} norms`).join("; "));
+  const drawing = canvas(figure, Math.max(end, 300), step * shown.length + 4, shown.map((each) => `${each.label}: ${each.sites.length} sites, ${each.norms.length} norms`).join("; "));
   shown.forEach((each, row) => {
     const y = step * row + (narrow ? 24 : 11);
-    svg(drawing, "text", { x: 0, y: narrow ? y - 11 : y + 4 }, `${each.name}`);
+    svg(drawing, "text", { x: 0, y: narrow ? y - 11 : y + 4 }, each.label);
     svg(drawing, "line", { class: "hair", x1: left, x2: end, y1: y, y2: y });
     for (const norm of norms) {
       const site = each.sites.includes(norm);
@@ -184,7 +185,7 @@ function drawAll() {
   for (const host of document.querySelectorAll("[data-figure]")) {
     host.replaceChildren();
     const finding = data.findings[host.dataset.figure], mark = finding.lane && data.lanes[finding.lane] && data.lanes[finding.lane][0];
-    if (mark) lane(mark, html(host, "figure"), Math.min(300, Math.floor(host.getBoundingClientRect().width)), { small: true, sites: finding.sites });
+    if (mark) lane(mark, html(host, "figure"), Math.min(300, Math.floor(host.getBoundingClientRect().width)), { small: true, sites: finding.sites.some((each) => finding.norms.includes(each)) ? finding.sites : finding.norms.slice(0, 1) });
   }
 }
 

@@ -238,7 +238,7 @@ def _data(
         "findings": [
             {
                 "rule": finding.rule,
-                "name": finding.name,
+                "label": _label(finding, findings),
                 "severity": finding.severity,
                 "title": visible(finding.title),
                 "sites": _sites(finding, number_of, norms),
@@ -252,6 +252,12 @@ def _data(
             for norm in norms
         ],
     }
+
+
+def _label(finding: Finding, findings: Sequence[Finding]) -> str:
+    """Its name on the map; with how sure it is, where a rule has several findings."""
+    alone = sum(each.rule == finding.rule for each in findings) == 1
+    return finding.name if alone else f"{finding.name}, {finding.sure.split(',')[0].split()[0]}"
 
 
 def _sites(finding: Finding, number_of: Mapping[str, int], norms: Sequence[NormGeometry]) -> list[int]:

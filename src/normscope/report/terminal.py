@@ -2,6 +2,8 @@
 
 import csv
 import io
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -15,6 +17,8 @@ from normscope.results.result import Result, named
 WIDTH = 100  # columns, where the output is not a terminal
 WIDEST = 40  # characters of a text before it is wrapped, where a table has all columns
 BETWEEN = 2  # characters between two columns
+SHORTEST = 16  # characters that a name may be shortened to
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer, in the name of a module
 
 
 def as_text(result: Result, *, everything: bool = False) -> str:
@@ -33,21 +37,28 @@ def show(result: Result, console: Console, *, everything: bool = False) -> None:
     for remark in result.remarks():
         console.print(Text(f"• {printable(remark)}"))
     for shown in tables_of(result, brief=not everything):
-        for part in _parts(shown, console.width if everything else None):
+        fit = console.width if console.is_terminal and not everything else None
+        for part in _parts(shown, console.width if everything else None, fit):
             console.print(part)
 
 
 def as_csv(result: Result) -> str:
-    """The first table of a result, with all its columns; other values than numbers and text as on the terminal."""
+    """The first table of a result, with all its columns."""
+    headings, rows = plain_rows(result)
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([headings, *rows] if headings else [])
+    return file.getvalue()
+
+
+def plain_rows(result: Result) -> tuple[list[str], list[list[Any]]]:
+    """Headings and rows of the first table, with all columns; other values than numbers and text as on the terminal."""
     shown = next(iter(tables_of(result, brief=False)), None)
     if shown is None:
-        return ""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([column.heading for column in shown.columns])
-    for values, cells in zip(shown.values, shown.cells, strict=True):
-        writer.writerow([_csv_value(value, cell) for value, cell in zip(values, cells, strict=True)])
-    return file.getvalue()
+        return [], []
+    rows = zip(shown.values, shown.cells, strict=True)
+    return [column.heading for column in shown.columns], [
+        [_csv_value(value, cell) for value, cell in zip(values, cells, strict=True)] for values, cells in rows
+    ]
 
 
 def printable(text: str) -> str:
@@ -59,11 +70,72 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
-def _parts(shown: Shown, width: int | None) -> list[RenderableType]:
-    """One table; with all columns, split into as many tables as this width needs, with the meanings of the columns."""
+def short_names(names: Sequence[str], width: int) -> list[str]:
+    """Names of modules, those that are longer than a width cut in the middle; the number of the layer stays.
+
+    Where two names would become equal, all stay as they are.
+
+    >>> short_names(["model.layers.7.input_layernorm", "model.layers.7.post_attention_layernorm", "model.norm"], 30)
+    ['model.layers.7.input_layernorm', 'model.layers.7…ntion_layernorm', 'model.norm']
+    >>> short_names(["model.layers.7.input_layernorm", "model.layers.7.post_attention_layernorm", "model.norm"], 22)
+    ['…7.input_layernorm', '…7.post_atte…layernorm', 'model.norm']
+    """
+    for rule in (_cut_after_number, _cut_around_number):
+        short = {name: name if len(name) <= width else rule(name, width) for name in names}
+        if len(set(short.values())) == len(short) and all(len(name) <= width for name in short.values()):
+            return [short[name] for name in names]
+    return list(names)
+
+
+def _cut_after_number(name: str, width: int) -> str:
+    """a.b.7…end"""
+    found = list(NUMBER.finditer(name))
+    start = name[: found[-1].end()] if found else name[: width // 2]
+    return f"{start}…{name[len(name) - max(1, width - len(start) - 1) :]}"
+
+
+def _cut_around_number(name: str, width: int) -> str:
+    """…7.start…end"""
+    found = list(NUMBER.finditer(name))
+    start = f"…{found[-1].group()}." if found else ""
+    rest = name[found[-1].end() + 1 :] if found else name
+    room = width - len(start)
+    if len(rest) <= room:
+        return start + rest
+    end = max(1, (room - 1) // 2)
+    return f"{start}{rest[: max(1, room - 1 - end)]}…{rest[len(rest) - end :]}"
+
+
+def _with_short_names(shown: Shown, rows: list[list[str]], width: int) -> list[list[str]]:
+    """The cells of a table whose columns of names leave room for the others, where they can."""
+    widths = [_width(shown, rows, place) for place in range(len(shown.columns))]
+    names = [place for place in range(len(widths)) if not shown.numeric[place] and _are_names(rows, place)]
+    room = width - BETWEEN * len(widths) - sum(each for place, each in enumerate(widths) if place not in names)
+    columns = [[row[place] for row in rows] for place in range(len(widths))]
+    names.sort(key=lambda place: -max(map(len, columns[place])))
+    while names:  # the shortest first: what it does not need is left for the others
+        place = names.pop()
+        share = max(SHORTEST, room // (len(names) + 1))
+        columns[place] = short_names(columns[place], share)
+        room -= min(share, max(map(len, columns[place])))
+    return [list(cells) for cells in zip(*columns, strict=True)]
+
+
+def _are_names(cells: list[list[str]], place: int) -> bool:
+    """Whether a column holds names of modules: no blanks, and dots in one of them."""
+    return any("." in row[place] for row in cells) and not any(" " in row[place] for row in cells)
+
+
+def _parts(shown: Shown, width: int | None, fit: int | None) -> list[RenderableType]:
+    """One table; with all columns, split into as many tables as this width needs, with the meanings of the columns.
+
+    `fit` is the width that names of modules are shortened for.
+    """
     if not shown.values:
         return [Text(shown.table.empty)] if shown.table.empty else []
     rows = shown.cells[: shown.table.most] if width is None else shown.cells
+    if fit is not None:
+        rows = _with_short_names(shown, rows, fit)
     widths = [_width(shown, rows, place) for place in range(len(shown.columns))]
     parts: list[RenderableType] = []
     for places in [list(range(len(widths)))] if width is None else _fitting(widths, width):

@@ -115,9 +115,9 @@ class Limit:
     def sentence(self) -> str:
         """One line on the whole model."""
         if self.excluded == self.tensors:
-            return f"{self.type}: excluded for every tensor, whatever the input"
+            return f"{self.type}: excluded for every tensor, whatever the input: none can overflow"
         parts = [
-            f"not excluded for {self.open + self.reached + self.unbounded} of {self.tensors} tensors",
+            f"an overflow is not excluded for {self.open + self.reached + self.unbounded} of {self.tensors} tensors",
             f"{self.reached} of them reached" if self.reached else "",
             f"{self.unbounded} of them unbounded" if self.unbounded else "",
             f"too close to call for {self.close}" if self.close else "",

@@ -24,9 +24,9 @@ class Spike:
         float, Column("times median", "The bound over the median bound of the channels that the layer writes.", ".1f")
     ]
     observed: Annotated[float | None, Column("on the text", "The largest value there on the text.", ".4g")]
-    used: Annotated[float | None, Column("used", "That over the bound.", share)]
+    used: Annotated[float | None, Column("used", "That over the bound.", share, brief=False)]
     token: Annotated[str | None, Column("at token", "The token at which it was largest, and its place in the text.")]
-    module: Annotated[str, Column("module", "What writes it.", brief=False)]
+    module: Annotated[str, Column("module", "What writes it.")]
     norm: Annotated[str | None, Column("norm", "The norm before it.", brief=False)]
     direction: Annotated[
         str | None,

@@ -6,6 +6,7 @@ needs a bias in each of them; otherwise the norm keeps b/g. Channels whose gain 
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch.fx import Node
 
 from normscope.certificates.check_fold import Taken, TakenBy
 from normscope.checks import Floats
+from normscope.models.find import alike
 from normscope.models.graph import PRODUCTS
 from normscope.models.graph_operations import kind_of
 from normscope.models.probe import Form, form_of
@@ -31,7 +33,7 @@ class Readers:
 
     def __init__(self, model: nn.Module, streams: Streams, uses: Uses) -> None:
         self._model, self._streams, self._uses = model, streams, uses
-        self._forms: dict[str, Form | None] = {}
+        self._forms: dict[Any, Form | None] = {}  # modules that are alike are run once
 
     def decide(self, name: str, norm: Norm) -> tuple[Decision, Taken | None]:
         """What becomes of the gain and the bias of a norm."""
@@ -78,10 +80,22 @@ class Readers:
             if isinstance(reader, str):
                 return None, reader
             stored = self._uses.tensors.dtype(weight)
-            if not _fits(self._with_gain(weight, torch.tensor(gain), reader.axis), stored):
+            if not self._holds(weight, torch.tensor(gain), reader.axis):
                 return None, f"its gain times {weight} is beyond what {stored} holds"
             readers.append(reader)
         return self._taken(name, gain, bias, readers)
+
+    def _holds(self, weight: str, gain: Tensor, axis: int) -> bool:
+        """Whether the dtype of a matrix holds it times a gain.
+
+        That is so if the largest value is between its smallest normal number and its largest: there an error is at
+        most half an eps of the value, or half of the distance between the smallest numbers.
+        """
+        dtype = self._uses.tensors.dtype(weight)
+        limits, size = torch.finfo(dtype), self._uses.tensors.size(weight)
+        if limits.smallest_normal <= size * gain.abs().min() and size * gain.abs().max() <= limits.max:
+            return True
+        return _fits(self._with_gain(weight, gain, axis), dtype)
 
     def _with_gain(self, weight: str, gain: Tensor, axis: int) -> Iterator[Tensor]:
         """The values of a matrix times a gain, some rows at a time."""
@@ -135,9 +149,10 @@ class Readers:
         return ok, f"has the bias {reason}"
 
     def _taken(self, name: str, gain: Floats, bias: Floats, readers: list[TakenBy]) -> Outcome:
-        if name not in self._forms:
-            self._forms[name] = form_of(self._model.get_submodule(name))
-        form = self._forms[name]
+        module = self._model.get_submodule(name)
+        if (key := alike(module)) not in self._forms:
+            self._forms[key] = form_of(module)
+        form = self._forms[key]
         if form is None:
             return None, "it is not a known norm"
         nodes = {node for call in self._streams.calls[name] for node in call.nodes}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from normscope.models.graph_operations import after_move, handed_on, is_float, kind_of, looks_at_values
+from normscope.models.graph_operations import after_move, handed_on, is_float, kind_of, looks_at_values, sizes_of
 
 LIKE_ANOTHER = {"type_as", "view_as", "reshape_as", "expand_as"}  # the first argument, in the form of the second
 
@@ -39,10 +39,11 @@ def terms_of(node: Node, axis: int) -> list[Any] | None:
     kind = kind_of(node)
     if kind in ("add", "sub"):
         return list(node.args[:2])
-    if kind in ("cat", "concat"):
+    if kind in ("cat", "concat", "stack"):
         parts: Any = node.args[0]
         dimension: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-        return list(parts) if _from_the_end(dimension, node) != axis else None
+        along = _from_the_end(dimension, node)
+        return list(parts) if along < axis or (along > axis and kind != "stack") else None
     if kind in ("mul", "div"):
         for value in node.args[:2]:
             if isinstance(value, Node) and scaling(node, value, axis) is not None:
@@ -118,18 +119,20 @@ def scaling(node: Node, value: Node, axis: int) -> float | None:
 def _extent(value: Node, axis: int) -> int:
     """How long an axis is, counted from the last; 1 if it is only broadcast."""
     shape = value.meta["val"].shape
-    return int(shape[axis]) if len(shape) >= -axis else 1
+    if len(shape) < -axis:
+        return 1
+    return shape[axis] if isinstance(shape[axis], int) else 0  # it depends on the numbers
 
 
 def axes_of(value: Node, size: int) -> list[int]:
     """The axes that could hold the channels."""
     shape = value.meta["val"].shape
-    return [axis for axis in range(-len(shape), 0) if shape[axis] == size]
+    return [axis for axis in range(-len(shape), 0) if isinstance(shape[axis], int) and shape[axis] == size]
 
 
 def numbered(value: Node, axis: int) -> Tensor:
     """A tensor of the shape of a value that holds the number of its channel everywhere."""
-    shape = value.meta["val"].shape
+    shape = sizes_of(value)
     numbers = torch.arange(shape[axis]).view(-1, *[1] * (-axis - 1))
     return numbers.expand(shape).contiguous()
 

@@ -39,14 +39,14 @@ from normscope.models.subject import Model, Subject, Text
 from normscope.progress import Progress, silent
 from normscope.results.folding import AFTER_LOOKUP, FOLDED, LARGEST_DIFFERENCE, Certificate, Decision, Folding
 from normscope.results.folding import NormVerdict as Verdict
-from normscope.rewrite.folded_weights import FoldedWeights, store, stored_as_computed
+from normscope.rewrite.folded_weights import FoldedWeights, Stored, store
 from normscope.rewrite.norm_places import Watch
 from normscope.rewrite.plan import Plan, decide
 from normscope.rewrite.rms_modules import Replaced, replace_norms
 from normscope.rewrite.saved_model import Source, TracedCall, require_new_folder, save_folding
 from normscope.rewrite.stored_tensors import StoredTensors, Uses, give_copies, ties
 
-TRIES = 3  # number of random roundings of the original
+TRIES, MANY = 3, 10**7  # number of random roundings of the original; numbers from which on one is as good as several
 
 
 def fold(
@@ -149,11 +149,9 @@ def _folded(
     stored = uses.tensors if untie and tied else StoredTensors(folded)
     plan = decide(folded, uses, norms, watched.mistaken)
     weights = FoldedWeights(original, plan.promise, uses.tensors)
-    checked = list(
-        identities(plan.promise, lambda name: original.in_float64(name).numpy(), lambda name: weights[name].numpy())
-    )
-    changed = store(weights, stored)
-    checked += stored_as_computed(weights, stored)
+    changed, after_folding = store(weights, stored), Stored(weights, stored)
+    checked = list(identities(plan.promise, lambda name: original.in_float64(name).numpy(), after_folding))
+    checked += after_folding.as_computed()
     program, replaced = uses.graph, None
     if rms:
         replaced = replace_norms(folded, uses.graph, plan, norms, weights)
@@ -224,9 +222,12 @@ def _rounding(
 ) -> float:
     """How far the outputs of a model move, in float64, if some of its tensors are rounded once more to their dtype.
 
-    The largest of a few tries, so that a lucky one does not count as the rounding error.
+    The largest of a few tries, so that a lucky one does not count as the rounding error; of many numbers no try has
+    much luck.
     """
     seeds = {tensors.first_name(name): seed for seed, name in enumerate(changed)}
+    numbers = sum(tensors[name].numel() for name in seeds)
+    count = 0 if not seeds else TRIES if numbers < MANY else 1
 
     def rounded(name: str, number: int) -> Tensor:
         values, first = tensors.in_float64(name), tensors.first_name(name)
@@ -237,7 +238,7 @@ def _rounding(
 
     tries = [
         difference(evaluate(program, partial(rounded, number=number)), reference)
-        for number in progress(range(TRIES if seeds else 0), "folding, runs with rounded weights")
+        for number in progress(range(count), "folding, runs with rounded weights")
     ]
     return float(torch.tensor([0.0, *tries], dtype=torch.float64).max())  # NaN if one of them is
 
@@ -249,8 +250,8 @@ def rounded_once_more(values: Tensor, dtype: torch.dtype, random: torch.Generato
     >>> 1 / 512 < float((rounded - 1).abs().max()) <= 1 / 256
     True
     """
-    factors = 0.5 + 0.5 * torch.rand(values.shape, generator=random, dtype=torch.float64)
-    return (values * factors).to(dtype).double() / factors
+    factors = torch.rand(values.shape, generator=random).double().mul_(0.5).add_(0.5)
+    return (values * factors).to(dtype).double().div_(factors)
 
 
 def _finite(value: float) -> float | None:

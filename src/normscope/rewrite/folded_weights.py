@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from normscope.certificates.check_fold import Promise
+from normscope.checks import Floats
 from normscope.rewrite.stored_tensors import StoredTensors
 
 
@@ -92,9 +93,26 @@ def store(weights: FoldedWeights, tensors: StoredTensors) -> tuple[str, ...]:
     return tuple(dict.fromkeys(changed))
 
 
-def stored_as_computed(weights: FoldedWeights, tensors: StoredTensors) -> Iterator[tuple[str, bool]]:
-    """For every tensor that may have new values, in words: whether the model holds them under all its names."""
-    for names in weights.changed():
-        values = weights[names[0]]
-        held = [torch.equal(tensors[name].cpu(), values.to(tensors[name].dtype)) for name in names]
-        yield f"{names[0]} is stored as it was computed", all(held)
+class Stored:
+    """The folded weights as `identities` look them up, each compared on the way with what the model holds."""
+
+    def __init__(self, weights: FoldedWeights, tensors: StoredTensors) -> None:
+        self._weights, self._tensors = weights, tensors
+        self._changed = {name: names for names in weights.changed() for name in names}
+        self._held: dict[str, bool] = {}  # by the first name of a tensor: whether the model holds it as computed
+
+    def __call__(self, name: str) -> Floats:
+        values = self._weights[name]
+        names = self._changed.get(name, (name,))
+        self._held[names[0]] = all(
+            torch.equal(self._tensors[each].cpu(), values.to(self._tensors[each].dtype)) for each in names
+        )
+        computed: Floats = values.numpy()
+        return computed
+
+    def as_computed(self) -> Iterator[tuple[str, bool]]:
+        """For every tensor that may have new values, in words: whether the model holds them under all its names."""
+        for names in self._weights.changed():
+            if names[0] not in self._held:
+                self(names[0])
+            yield f"{names[0]} is stored as it was computed", self._held[names[0]]

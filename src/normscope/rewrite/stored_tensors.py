@@ -5,6 +5,7 @@ changed only for both: a table that one module looks up and another multiplies w
 head gets a copy of its own.
 """
 
+import math
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -69,6 +70,13 @@ class StoredTensors:
         """The name by which a module holds a tensor; the given one if it does not hold it."""
         return next((other for other in self.names(name) if other.rpartition(".")[0] == module), name)
 
+    def equal(self, other: "StoredTensors") -> bool:
+        """Whether two models hold equal tensors of equal types under the same names, created ones included."""
+        pairs = [(self[name], other[name]) for name in self.first_names if name in other]
+        return self._first == other._first and all(
+            (one.dtype, one.device) == (two.dtype, two.device) and torch.equal(one, two) for one, two in pairs
+        )
+
     def in_float64(self, name: str) -> Tensor:
         """The values on the CPU; integers stay integers."""
         values = (self._tensors[name] if self._weights is None else self._weights(name)).detach().cpu()
@@ -88,6 +96,12 @@ class StoredTensors:
             return
         for start in range(0, shape[0], step):
             yield self._weights.rows(name, slice(start, start + step)).detach().cpu().double()
+
+    def size(self, name: str) -> float:
+        """The largest |value| of a tensor; NaN if it holds one, or no values."""
+        parts = [self._tensors[name].detach()] if self._weights is None else self.blocks(name)
+        ends = [torch.stack(part.aminmax()).double().abs().max().cpu() for part in parts if part.numel()]
+        return float(torch.stack(ends).max()) if ends else math.nan
 
     def can_change(self, name: str) -> tuple[bool, str]:
         """Whether a tensor can be stored with other values, and if not, why: "its name, which …"."""

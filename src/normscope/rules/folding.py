@@ -22,7 +22,9 @@ def foldable(result: Folding) -> Outcome:
         return Skipped("the model has no norm that could be folded")
     gains = [verdict for verdict in result.norms if verdict.affine.what == FOLDED]
     means = [verdict for verdict in result.norms if verdict.centring.what in (FOLDED, AFTER_LOOKUP)]
-    reasons = "; ".join(f"{each.part} of {several(each.norms)}: {each.reason}" for each in result.reasons[:2])
+    waiting = {verdict.centring.reason for verdict in result.norms if verdict.centring.what == AFTER_LOOKUP}
+    kept = [each for each in result.reasons if each.part != "mean" or each.reason not in waiting]  # --rms folds those
+    reasons = "; ".join(f"{each.part} of {several(each.norms)}: {each.reason}" for each in kept[:2])
     if not gains and not means:
         return f"Nothing can be folded. {reasons}".rstrip(". ") + "."
     if result.holds is False:
@@ -45,7 +47,7 @@ def foldable(result: Folding) -> Outcome:
             title=f"{' and '.join(parts).capitalize()} can be folded into the layers around them.",
             evidence=evidence + (f" Kept: {reasons}." if reasons else ""),
             why="The folded model is the same function, and its norms have less to do.",
-            do=f"normscope fold MODEL -o FOLDER{look_ups}.",
+            do=f"normscope fold MODEL -o FOLDER{look_ups}",
             sites=tuple(verdict.norm for verdict in result.norms if verdict in gains or verdict in means),
             norms=tuple(verdict.norm for verdict in result.norms if verdict in gains or verdict in means),
             figure=(len(gains), None),

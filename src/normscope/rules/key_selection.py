@@ -49,7 +49,7 @@ def unselectable_keys(result: KeySelection) -> Outcome:
             evidence=f"Of {keys:,} keys; {worst.never_selected:,} of them in {name(worst.layer)}{head}. Each is a "
             "weighted mean of other keys, with a certificate.",
             why="Such a token gets attention only together with others.",
-            do="Nothing. To keep the certificates: normscope keys MODEL --text FILE -o keys.safetensors.",
+            do="Nothing. To keep the certificates: normscope keys MODEL --text FILE -o keys.safetensors",
             sites=tuple(dict.fromkeys(place.layer for place in lost)),
             norms=tuple(dict.fromkeys(place.norm for place in lost if place.norm is not None)),
             figure=(never, None),

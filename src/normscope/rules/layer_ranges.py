@@ -61,8 +61,8 @@ def float16_overflow(result: LayerRanges) -> Outcome:
             )
         )
     open_rows = [row for row in rows if row.verdict in ("not excluded", "too close to call") and row not in seen]
-    left = result.limit.open + result.limit.close
-    if left:
+    left, close = result.limit.open, result.limit.close
+    if left or close:
         most_open = max(open_rows, key=lambda row: abs(row.bound or 0.0), default=None)
         largest = (
             "" if most_open is None else f" The largest bound is {number(most_open.bound or 0.0)}, {_where(most_open)}."
@@ -72,14 +72,18 @@ def float16_overflow(result: LayerRanges) -> Outcome:
                 "note",
                 "heuristic",
                 "ranges",
-                title=f"{kind} is not excluded for {left:,} more of {count(result.limit.tensors, 'tensor')}, without "
-                "an input that passes it.",
+                title=f"An overflow of {kind} is "
+                + " and ".join(
+                    [f"not excluded for {left:,} more"] * bool(left)
+                    + [f"too close to call for {close:,}"] * bool(close)
+                )
+                + f" of {count(result.limit.tensors, 'tensor')}, without an input that passes it.",
                 evidence=f"Their bounds are beyond {number(limit)}, or within rounding errors of it.{largest}",
                 why="The bounds may be loose: this is no proof of an overflow, and none against it.",
-                do="For tighter bounds: normscope ranges --tight all.",
+                do="For tighter bounds: normscope ranges MODEL --tight all",
                 sites=_layers(open_rows),
                 norms=_norms(open_rows),
-                figure=(left, None),
+                figure=(left + close, None),
             )
         )
     if findings:
@@ -89,7 +93,7 @@ def float16_overflow(result: LayerRanges) -> Outcome:
         return Skipped("no tensor has a bound")
     if not result.limit.unbounded:
         return f"{result.limit.sentence}."
-    return f"{result.limit.type}: excluded for all {bounded:,} tensors that have a bound, whatever the input."
+    return f"No overflow of {result.limit.type} is possible for the {bounded:,} tensors that have a bound."
 
 
 def _all_reached(reached: list[TensorRange]) -> str:
@@ -123,7 +127,7 @@ def unbounded_tensor(result: LayerRanges) -> Outcome:
             title=f"{part(unbounded, result.layers, 'linear layer')} {verb(unbounded, 'has', 'have')} no bound.",
             evidence=f"Unbounded because of {because}.",
             why="No verdict on overflow, and no certified scale, covers such a layer.",
-            do="Nothing; on a text, normscope ranges --text shows how large it becomes.",
+            do="Nothing. How large it becomes on a text: normscope ranges MODEL --text FILE",
             sites=_layers(unbounded),
             figure=(len(unbounded), None),
         )

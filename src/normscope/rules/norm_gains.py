@@ -185,11 +185,11 @@ def negative_gains(result: Inspection) -> Outcome:
 
     What to do: nothing, unless code of yours assumes positive gains.
     """
-    having = [(norm, norm.gains.negative) for norm in result.norms if norm.gains and norm.gains.negative]
+    having = [(norm, flipped) for norm in result.norms if (flipped := _flipped(norm))]
     if not any(norm.gains for norm in result.norms):
         return Skipped("no norm of the model has gains")
     if not having:
-        return "No gain is negative."
+        return "No gain is negative, apart from those that are zero within rounding."
     most, worst = max(having, key=lambda pair: pair[1])
     total, rest = sum(many for _, many in having), len(having) - 1
     others = f"{count(rest, 'other norm')} {'flips' if rest == 1 else 'flip'} {total - worst:,}."
@@ -208,6 +208,13 @@ def negative_gains(result: Inspection) -> Outcome:
             figure=(total, None),
         )
     ]
+
+
+def _flipped(norm: NormGeometry) -> int:
+    """Negative gains, without those of dead channels, which pass nothing on."""
+    if norm.gains is None or not norm.gains.negative or norm.found.gain is None:
+        return 0
+    return norm.gains.negative - sum(bool(norm.found.gain[channel] < 0) for channel in norm.gains.dead)
 
 
 def _effective(norm: NormGeometry) -> float | None:
@@ -283,7 +290,9 @@ def uneven_axes(result: Inspection) -> Outcome:
     middle = median(value for _, value in ratios)
     uneven = [norm for norm, value in ratios if value > UNEVEN]
     if not uneven:
-        return f"Longest over shortest axis is {number(min(value for _, value in ratios))} to {number(ratio)}."
+        least, dead = min(value for _, value in ratios), any(norm.gains and norm.gains.dead for norm in result.norms)
+        span = number(ratio) if least == ratio else f"{number(least)} to {number(ratio)}"
+        return f"Longest over shortest axis is {span}{', without dead channels' if dead else ''}."
     against = f", {number(ratio / middle)} times the median of {len(ratios)} norms" if len(ratios) > 1 else ""
     return [
         found(
@@ -294,7 +303,7 @@ def uneven_axes(result: Inspection) -> Outcome:
             evidence=f"That is {against.removeprefix(', ')}; " * bool(against)
             + f"{part(uneven, result.norms)} {verb(uneven, 'is', 'are')} above {UNEVEN:.0f}.",
             why="Rounding its output to few bits loses what lies along the short axes first.",
-            do="Quantise the layers behind it channel by channel, or fold its gain first: normscope fold.",
+            do="Quantise what reads it channel by channel, or fold its gain first: normscope fold MODEL -o FOLDER",
             sites=names(uneven),
             norms=names(uneven),
             figure=(ratio, UNEVEN),

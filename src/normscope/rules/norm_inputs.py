@@ -68,7 +68,7 @@ def large_mean(result: Inspection) -> Outcome:
             evidence=f"The median over all norms and inputs is "
             f"{number(median(landed_values(result, lambda landing: _median(landing.mean_over_sigma)) or [0.0]))}.",
             why="Half precision holds eleven bits, and the mean takes log2 of this ratio of them.",
-            do="Run this norm in float32, or fold its mean: normscope fold.",
+            do="Run this norm in float32, or fold its mean: normscope fold MODEL -o FOLDER",
             sites=names(risky),
             norms=names(risky),
             figure=(value, RISKY_MEAN),
@@ -120,7 +120,9 @@ def mean_dominates(result: Inspection) -> Outcome:
             evidence=f"{part(much, result.norms)} {verb(much, 'has', 'have')} more than {percent(MUCH_ALONG_ONES)}; "
             f"the median over norms is {percent(median(value for _, value in shares))}.",
             why="A LayerNorm and an RMSNorm of the same input differ by an angle that grows with this share.",
-            do="Nothing, if the norm keeps the mean." if keeps else "To use an RMSNorm here: normscope fold --rms.",
+            do="Nothing, if the norm keeps the mean."
+            if keeps
+            else "To use an RMSNorm here: normscope fold MODEL -o FOLDER --rms",
             sites=names(much),
             norms=names(much),
             figure=(share, MUCH_ALONG_ONES),

@@ -10,6 +10,10 @@ from normscope.rules.rule import Outcome, Skipped, found, rule
 UNBOUNDED = ("projection", "affine")
 
 
+def _every(many: int) -> str:
+    return "The only norm is" if many == 1 else f"All {many:,} norms are"
+
+
 @rule("NS401", "unknown-norm")
 def unknown_norm(result: Inspection) -> Outcome:
     """A layer is called like a norm, but computes none that is known here.
@@ -22,7 +26,7 @@ def unknown_norm(result: Inspection) -> Outcome:
     unknown = [norm for norm in result.norms if norm.kind == "unknown"]
     if not unknown:
         return (
-            f"All {count(len(result.norms), 'norm')} are of a known kind (LayerNorm, RMSNorm, LN-G or a part of these)."
+            f"{_every(len(result.norms))} of a known kind (LayerNorm, RMSNorm, LN-G or a part of these)."
             if result.norms
             else "No norms."
         )

@@ -32,9 +32,11 @@ def number(value: float) -> str:
 
 def percent(share: float) -> str:
     """
-    >>> percent(0.0398), percent(0.00071), percent(0.000002)
-    ('3.98%', '0.071%', '0.0002%')
+    >>> percent(0.0398), percent(0.00071), percent(0.000002), percent(1e-12)
+    ('3.98%', '0.071%', '0.0002%', 'less than 0.0001%')
     """
+    if 0 < share < 1e-6:
+        return "less than 0.0001%"
     return "0%" if share == 0 else f"{100 * share:.3g}%" if share >= 1e-4 else f"{100 * share:.6f}".rstrip("0") + "%"
 
 

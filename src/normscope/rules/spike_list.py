@@ -8,6 +8,7 @@ from normscope.rules.prose import count, name, number
 from normscope.rules.rule import Outcome, Skipped, Threshold, found, rule
 
 OUTSTANDING = 5.0  # times the median bound of the layer, or more
+ALMOST_ALL = 0.99  # of a bound that is reached: then one number says it
 
 
 def _largest(result: SpikeList) -> float | None:
@@ -40,11 +41,11 @@ def possible_spike(result: SpikeList) -> Outcome:
             "note",
             "proved for all inputs",
             "stream",
-            title=f"{name(first.module)} can write {number(first.bound)} to channel {first.channel} of one token, "
+            title=f"{name(first.module)} can write {_between(first)} to channel {first.channel} of one token, "
             f"{number(first.times_median)} times the median of the layer.",
             evidence=_evidence(first) + again,
             why="Such a channel takes up the range of half precision, and of a scale per tensor.",
-            do="Watch it in half precision; quantise this layer per channel. All of them: normscope spikes.",
+            do="Watch it in half precision; quantise this layer per channel. All of them: normscope spikes MODEL",
             sites=tuple(dict.fromkeys(spike.module for spike in standing)),
             norms=tuple(dict.fromkeys(spike.norm for spike in standing if spike.norm is not None)),
             figure=(first.times_median, OUTSTANDING),
@@ -52,11 +53,21 @@ def possible_spike(result: SpikeList) -> Outcome:
     ]
 
 
+def _between(spike: Spike) -> str:
+    """What can be written, as far as it is known: an upper bound, and what an input gave."""
+    if spike.reached is None:
+        return f"at most {number(spike.bound)}"
+    if abs(spike.reached) >= ALMOST_ALL * abs(spike.bound):
+        return number(spike.reached)
+    return f"{number(spike.reached)} (at most {number(spike.bound)})"
+
+
 def _evidence(spike: Spike) -> str:
     reached = (
         "No input that reaches it was looked for."
         if spike.reached is None
-        else f"An input of {name(spike.norm or '')} gives {number(spike.reached)}."
+        else f"An input of {name(spike.norm or '')} gives {number(spike.reached)}, and none gives more than "
+        f"{number(spike.bound)}."
     )
     text = "" if spike.observed is None else f" The text makes it {number(spike.observed)}."
     return f"{reached}{text}"
@@ -83,6 +94,6 @@ def _sentence(spike: Spike) -> str:
     text = "" if spike.observed is None else f"; the text makes it {spike.observed:.4g}, at {spike.token}"
     where = f"Layer {spike.layer}" if spike.layer is not None else spike.module
     return (
-        f"{where}, channel {spike.channel}: one token can make it {spike.bound:.6g}{reached}, "
+        f"{where}, channel {spike.channel}: one token can make it at most {spike.bound:.6g}{reached}, "
         f"{spike.times_median:.0f} times the median of the layer{text}."
     )

@@ -60,8 +60,9 @@ def massive_activation(result: Inspection) -> Outcome:
     largest = worst.landing.largest
     if not beyond:
         return (
-            f"No entry of a norm's input is more than {number(ratio)} times the median entry: "
-            f"{number(largest.value)} in channel {largest.channel} before {name(worst.name)}."
+            f"No entry of a norm's input is more than {number(ratio)} times the median entry: {number(largest.value)} "
+            f"in channel {largest.channel} before {name(worst.name)}. It would be massive above {MASSIVE:,.0f} times, "
+            f"and above {LARGE:.0f} itself."
         )
     massive = [norm for norm, _ in beyond if _channel(norm) == largest.channel]
     others = sorted({_channel(norm) for norm, _ in beyond} - {largest.channel, None}, key=str)
@@ -78,7 +79,7 @@ def massive_activation(result: Inspection) -> Outcome:
             f"{_story(result, massive)}" + (f" Channel {listed(others)} is massive elsewhere." if others else ""),
             why=f"It uses up {percent(min(1.0, size / FLOAT16_MAX))} of float16{squared}; with one scale per tensor, "
             f"8-bit steps would be {number(size / INT8)}.",
-            do="Keep norms in float32; quantise per channel. For bounds over all inputs: normscope spikes.",
+            do="Keep norms in float32; quantise per channel. For bounds over all inputs: normscope spikes MODEL",
             sites=_writers(result, massive[0]),
             norms=names(massive),
             figure=(ratio, MASSIVE),
@@ -120,7 +121,7 @@ def _story(result: Inspection, massive: list[NormGeometry]) -> str:
     first, last, before = massive[0], massive[-1], _before(result, massive[0])
     least = ""
     if before is not None and before.landing is not None and before.landing.largest is not None:
-        least = f" (at most {number(abs(before.landing.largest.value))} before)"
+        least = f" ({number(abs(before.landing.largest.value))} just before)"
     stays = f"; it stays until {name(last.name)}" if last is not first else ""
     return f"{listed(map(name, _writers(result, first)), 2)} writes it{least}{stays}."
 

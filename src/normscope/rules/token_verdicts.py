@@ -37,7 +37,7 @@ def unreachable_token(result: TokenVerdicts) -> Outcome:
                 f"{_named(lost)}.",
                 evidence=f"No {by} scores one of them above all others; for {anywhere:,} no vector at all does.{left}",
                 why="Greedy decoding never emits such a token.",
-                do="If it must be emitted, raise its bias or train it. With certificates: normscope vocab -o FILE.",
+                do="If it must be emitted, raise its bias or train it. Certificates: normscope vocab MODEL -o FILE",
                 sites=(result.unembedding,),
                 norms=() if result.norm is None else (result.norm,),
                 figure=(len(lost), None),

@@ -17,8 +17,10 @@ from normscope.norm import Norm
 from normscope.progress import Progress, silent
 from normscope.results.inspection import Axes, Channel, Gains, Inspection, Landing, NormGeometry, TokenAt
 from normscope.results.inventory import FoundNorm, Inventory
+from normscope.results.result import load_bytes
 from normscope.studies.affine_fit import room_for_full_fits
 from normscope.studies.landing import LandingGatherer
+from normscope.studies.ranks import ALONE, DOES_NOT_FIT, NOT_CALLED, Ranks
 from normscope.studies.token_places import TokenPlaces
 
 NEAR_ZERO = 1e-3  # of the median |gain|
@@ -58,11 +60,18 @@ def inspect(
     >>> inspect(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))).norms[0].dimension
     2
     """
-    subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
+    return inspected(Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype), progress)
+
+
+def inspected(subject: Subject, progress: Progress = silent, ranks: Ranks = ALONE) -> Inspection:
+    """The same of a subject; with several ranks, each runs its share of the batches, and the first has the result.
+
+    Others have only where the inputs of their own share of norms land.
+    """
     inventory = subject.inventory
-    landed = _landings(subject, inventory, progress) if subject.runs else {}
+    landed = _landings(subject, inventory, progress, ranks) if subject.runs else {}
     connections = connections_of(inventory)
-    return Inspection(
+    mine = Inspection(
         model=subject.name,
         placement=connections.placement,
         tied_embeddings=inventory.tied_embeddings,
@@ -77,10 +86,22 @@ def inspect(
         text=subject.text,
         notes=inventory.notes,
     )
+    return mine if ranks.count == 1 else _merged(mine, ranks)
 
 
-def _landings(subject: Subject, inventory: Inventory, progress: Progress) -> Mapping[str, Landing | None]:
-    """Run the model and gather the inputs of its norms, piece by piece."""
+def _merged(mine: Inspection, ranks: Ranks) -> Inspection:
+    """What all ranks have found, on the first; on others what they have found themselves."""
+    contents = ranks.gathered(mine.to_bytes())
+    if not contents:
+        return mine
+    all_of_them = [load_bytes(content, f"the result of rank {rank}") for rank, content in enumerate(contents)]
+    owners = [each for each in all_of_them if isinstance(each, Inspection)]
+    landings = {norm.found.name: norm.landing for each in owners for norm in each.norms if norm.landing is not None}
+    return replace(mine, norms=tuple(replace(norm, landing=landings.get(norm.found.name)) for norm in mine.norms))
+
+
+def _landings(subject: Subject, inventory: Inventory, progress: Progress, ranks: Ranks) -> Mapping[str, Landing | None]:
+    """Run the model and gather the inputs of its norms, piece by piece: of those that this rank looks after."""
     model, batches = subject.module, subject.batches()
     with capture(model, norms=inventory) as captured:
         norms = {
@@ -90,26 +111,49 @@ def _landings(subject: Subject, inventory: Inventory, progress: Progress) -> Map
         }
         full_fit = room_for_full_fits([norm.size for norm in norms.values()])
         gatherers = {
-            name: LandingGatherer(norm, inventory[name].eps_place, full_fit=full_fit) for name, norm in norms.items()
+            name: LandingGatherer(norm, inventory[name].eps_place, full_fit=full_fit)
+            for number, (name, norm) in enumerate(norms.items())
+            if ranks.looks_after(number)
         }
-        tokens = TokenPlaces()
-        for _ in run_in_pieces(model, progress(tokens.watch(batches), "running the model")):
-            for name in list(gatherers):
-                found = inventory[name]
-                seen = captured.norms[str(found.path)]
-                if found.path in captured.skipped or not _agrees(found, seen):
-                    del gatherers[name]  # it does not normalize its input
-                elif seen.input is not None:
-                    try:
-                        rows = as_rows(seen.input, found)
-                        tokens.compare(name, len(rows))
-                        gatherers[name].add(rows)
-                    except ValueError as error:  # not finite, for example on overflow in half precision
-                        raise InputError(f"the input of {name}: {error}") from None
+        tokens, done = TokenPlaces(), 0
+        for batches_of_round in ranks.rounds(progress(tokens.watch(batches), "running the model")):
+            for _ in run_in_pieces(model, batches_of_round[ranks.rank : ranks.rank + 1]):
+                pass
+            for source in range(len(batches_of_round)):
+                for number, name in enumerate(norms):
+                    here = _inputs_of(inventory[name], captured) if source == ranks.rank else None
+                    rows = ranks.hand_over(here, source, number, inventory[name].size)
+                    if isinstance(rows, int):
+                        if rows == DOES_NOT_FIT:
+                            gatherers.pop(name, None)  # it does not normalize its input
+                    elif rows is not None and name in gatherers:
+                        tokens.compare(name, len(rows), done + source)
+                        _add(gatherers[name], rows, name)
+            done += len(batches_of_round)
             captured.clear()
     largest = {name: each.largest_number for name, each in gatherers.items() if each.inputs}
     at = tokens.named({name: number for name, number in largest.items() if tokens.agree(name)}, subject.path)
     return {name: _with_token(gatherer.result(), at.get(name)) for name, gatherer in gatherers.items()}
+
+
+def _inputs_of(found: FoundNorm, captured: capture) -> Floats | int:
+    """The inputs of a norm in the batch that ran here, or why there are none."""
+    seen = captured.norms[str(found.path)]
+    if found.path in captured.skipped or not _agrees(found, seen):
+        return DOES_NOT_FIT
+    if seen.input is None:
+        return NOT_CALLED
+    try:
+        return as_rows(seen.input, found)
+    except ValueError as error:
+        raise InputError(f"the input of {found.name}: {error}") from None
+
+
+def _add(gatherer: LandingGatherer, rows: Floats, name: str) -> None:
+    try:
+        gatherer.add(rows)
+    except ValueError as error:  # not finite, for example on overflow in half precision
+        raise InputError(f"the input of {name}: {error}") from None
 
 
 def _with_token(landing: Landing | None, token: TokenAt | None) -> Landing | None:

@@ -1,8 +1,6 @@
-"""Verdicts on sets of keys: solved in parallel, every certificate checked."""
+"""Verdicts on sets of keys: solved side by side, every certificate checked."""
 
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +10,9 @@ from normscope.certificates.check_keys import checked, first_fault, never_select
 from normscope.certificates.key_certificates import Bools, Certificates, Ints, Weights, equal_keys, joined
 from normscope.certificates.key_margins import margins
 from normscope.checks import Floats
+from normscope.engine import PATIENCE, Engine, FailedPiece
 from normscope.geometry import Ellipsoid
-from normscope.progress import Progress
+from normscope.progress import Progress, sized
 from normscope.results.key_selection import KeySet
 from normscope.results.selection import CertifiedKeys
 from normscope.separation.selectable import selectable
@@ -41,16 +40,16 @@ class Verdict:
     holds: bool  # whether every certificate does
 
 
-def verdicts(questions: Sequence[Question], causal: bool, progress: Progress, what: str) -> list[Verdict]:
-    """Solve in parallel: the solver is compiled code that releases the GIL, with one BLAS thread each."""
-    from threadpoolctl import threadpool_limits
+def verdicts(
+    questions: Sequence[Question], causal: bool, engine: Engine, progress: Progress, what: str
+) -> list[Verdict | FailedPiece]:
+    """Solve all questions, side by side."""
+    found = engine.run(verdict, questions, given=(causal,), named=_named, patience=PATIENCE)
+    return list(progress(sized(found, len(questions)), what))
 
-    with threadpool_limits(1), ThreadPoolExecutor(_processors()) as pool:
-        futures = [pool.submit(verdict, question, causal) for question in questions]
-        try:
-            return [future.result() for future in progress(futures, what)]
-        finally:
-            pool.shutdown(cancel_futures=True)
+
+def _named(question: Question) -> str:
+    return f"sequence {question.sequence}"
 
 
 def verdict(question: Question, causal: bool = False) -> Verdict:
@@ -102,7 +101,3 @@ def _among_earlier_keys(found: CertifiedKeys) -> dict[str, Any]:
     least = margins(keys, together.query_keys, together.queries, earlier=True).least
     changed = {name: value for name, value in vars(together).items() if name not in ("shape", "reach")}
     return _arrays(found) | changed | {"near_ties": near_ties, "margins": least}
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from normscope.certificates.key_certificates import Ints
 from normscope.checks import Floats, as_count, as_floats, quoted
+from normscope.engine import Engine, FailedPiece, or_local
 from normscope.errors import InputError
 from normscope.geometry import Ellipsoid
 from normscope.models.batches import Inputs
@@ -56,6 +57,7 @@ def keys(
     keep: bool = True,
     device: str = "cpu",
     dtype: str | None = None,
+    engine: Engine | None = None,
     progress: Progress = silent,
 ) -> KeySelection:
     """Which keys of a text no query can select, in every layer or head of a model.
@@ -81,6 +83,9 @@ def keys(
         16 bytes for each channel of each key.
     device, dtype
         Device and floating-point type to load and run a folder in.
+    engine
+        Where sets of keys are solved: see `normscope.engine`. None: in as many processes as this one has cores, where
+        that is worth it.
     progress
         Called with the sets of keys of each batch and a description; see `normscope.progress`.
 
@@ -105,9 +110,10 @@ def keys(
     subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
     subject.require_runs("keys")
     study: _Study | None = None
-    for number, batch in enumerate(subject.batches(), start=1):
-        study = study or _Study(subject.module, at, queries, rivals, most, keep)
-        study.add(batch, progress, f"keys, batch {number}")
+    with or_local(engine) as where:
+        for number, batch in enumerate(subject.batches(), start=1):
+            study = study or _Study(subject.module, at, queries, rivals, most, keep)
+            study.add(batch, where, progress, f"keys, batch {number}")
     assert study is not None
     return study.result(subject)
 
@@ -136,7 +142,7 @@ class _Study:
         self._sequences = 0
         self._holds = True
 
-    def add(self, batch: Mapping[str, Tensor], progress: Progress, what: str) -> None:
+    def add(self, batch: Mapping[str, Tensor], engine: Engine, progress: Progress, what: str) -> None:
         """Run the model on a batch, and solve for the keys of all places."""
         if not self._sequences:
             self._norms = dict(_plain_norms(self._model, batch))
@@ -145,12 +151,16 @@ class _Study:
                 pass
         ask = self._about_heads if self._at == "heads" else self._about_norms
         questions, tallies = list(ask(batch, captured)), list(self._tallies.values())
-        found = verdicts(questions, self._rivals == "causal", progress, what)
+        found = verdicts(questions, self._rivals == "causal", engine, progress, what)
         for question, verdict in zip(questions, found, strict=True):
-            self._holds &= verdict.holds
             for place in question.places:
-                tallies[place].add(question, verdict)
-        self._sets += [verdict.answer for verdict in found] if self._keep else []
+                if isinstance(verdict, FailedPiece):
+                    self._not_covered.setdefault(tallies[place].layer, f"failed at {verdict.name}: {verdict.reason}")
+                else:
+                    tallies[place].add(question, verdict)
+            if isinstance(verdict, Verdict):
+                self._holds &= verdict.holds
+                self._sets += [verdict.answer] if self._keep else []
         self._sequences += _size(batch)
 
     def result(self, subject: Subject) -> KeySelection:
@@ -280,7 +290,7 @@ class _Tally:
     """Counts of one place."""
 
     def __init__(self, number: int, **where: Any) -> None:
-        self.number, self._where = number, where
+        self.number, self.layer, self._where = number, where["layer"], where
         self._counts: dict[str, Any] = dict.fromkeys(("keys", "never_selected", "duplicates", "near_ties", "open"), 0)
         self._never: list[_Lost] = []
 

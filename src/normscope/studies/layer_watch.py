@@ -7,7 +7,7 @@ witness                   an input of the norm, run through the model's own oper
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,11 +17,13 @@ from torch.fx import Node
 
 from normscope.bounds.ascent import witness
 from normscope.bounds.divided import divided
+from normscope.bounds.tight_bound import Tight
 from normscope.bounds.tight_bound import tight as tightened
 from normscope.certificates.neuron_certificates import Neurons
 from normscope.certificates.range_certificates import Matrix, RangeCertificate
 from normscope.certificates.range_formulas import direction_of, output_of
 from normscope.checks import Floats, frozen
+from normscope.engine import PATIENCE, Engine, FailedPiece
 from normscope.errors import InputError
 from normscope.models.float64_run import run_between, run_call
 from normscope.models.graph import ModelGraph
@@ -42,6 +44,20 @@ NEVER_ACTIVE = {"relu": 0.0, "relu2": 0.0, "gelu": -5.3, "gelu_tanh": -5.3, "sil
 TIGHTENED = 4  # outputs of every layer that are tightened: those with the largest bounds
 
 
+TightSide = tuple[Tight, Floats]  # the bound, and the direction of its witness
+
+
+def tight_side(row: Floats, neurons: Neurons) -> TightSide:
+    """The tight bound of one weighted sum of neurons."""
+    found = tightened(neurons, row)
+    u, value = witness(neurons, row, found)
+    return divided(neurons, row, found, value), u
+
+
+def _named(row: Floats) -> str:
+    return f"an output of {len(row)} neurons"
+
+
 class LayerWatch:
     """The layers of a traced model: their certificates and witnesses, as a walk over it comes to them."""
 
@@ -52,8 +68,9 @@ class LayerWatch:
         largest: float,
         tight: float = TIGHTENED,
         channels: Sequence[tuple[str, int]] = (),
+        engine: Engine | None = None,
     ) -> None:
-        self.largest, self._tight = largest, tight
+        self.largest, self._tight, self._engine = largest, tight, engine
         assert inventory.graph is not None
         self.graph: ModelGraph = inventory.graph
         self.stored = Recent(weights)
@@ -106,20 +123,19 @@ class LayerWatch:
             self._count_dead(node, neurons)
         driven: dict[tuple[int, int], Floats] = {}
 
-        def settle(channel: int, sides: Iterable[int]) -> None:
-            for sign in sides:
-                driven[channel, sign] = self._tighten_one(label, outputs, neurons, channel, sign)
-
         def larger(channel: int) -> int:
             return 1 if outputs.high[channel] >= -outputs.low[channel] else -1
 
-        for channel in order[:count].tolist():
-            settle(channel, (larger(channel),))
-        for channel in named:
-            settle(channel, {1, -1} - {sign for at, sign in driven if at == channel})
+        sides = {(channel, larger(channel)): None for channel in order[:count].tolist()}
+        sides |= dict.fromkeys((channel, sign) for channel in named for sign in (1, -1))
+        for (channel, sign), side in zip(sides, self._tight_sides(outputs, neurons, sides), strict=True):
+            if not isinstance(side, FailedPiece):  # else its bound stays as it is, and is tried again if it decides
+                driven[channel, sign] = self._keep(label, outputs, neurons, channel, sign, side)
         # One output that stays beyond the limit decides for the tensor; until then, all that could pass it are tried.
         while self._decides(outputs, driven, channel := _farthest(outputs)):
-            settle(channel, (larger(channel),))
+            sign = larger(channel)
+            side = tight_side(sign * outputs.weights(channel), neurons)
+            driven[channel, sign] = self._keep(label, outputs, neurons, channel, sign, side)
         channel = _farthest(outputs)
         sign = larger(channel)
         grades: dict[tuple[int, int], Grade] = dict.fromkeys(driven, "tight")
@@ -148,12 +164,21 @@ class LayerWatch:
         low, high = float(outputs.low[channel]), float(outputs.high[channel])
         return max(-low, high) > self.largest and (channel, 1 if high >= -low else -1) not in driven
 
-    def _tighten_one(self, label: str, outputs: Outputs, neurons: Neurons, channel: int, sign: int) -> Floats:
-        """Tighten one side of an output, keep its certificate, and return the direction of its witness."""
+    def _tight_sides(
+        self, outputs: Outputs, neurons: Neurons, sides: Iterable[tuple[int, int]]
+    ) -> "Iterator[TightSide | FailedPiece]":
+        """Bounds of several sides of outputs; the neurons are sent once."""
+        rows = (sign * outputs.weights(channel) for channel, sign in sides)
+        if self._engine is None:
+            yield from (tight_side(row, neurons) for row in rows)
+            return
+        with self._engine.shared(neurons) as shared:
+            yield from self._engine.run(tight_side, rows, given=(shared,), patience=PATIENCE, named=_named)
+
+    def _keep(self, label: str, outputs: Outputs, neurons: Neurons, channel: int, sign: int, side: TightSide) -> Floats:
+        """Keep the tight bound of one side of an output with its certificate; return the direction of its witness."""
         row, shift = sign * outputs.weights(channel), sign * float(outputs.layer.shift[channel])
-        found = tightened(neurons, row)
-        u, value = witness(neurons, row, found)
-        found = divided(neurons, row, found, value)
+        found, u = side
         bound = float(np.nextafter(found.bound + shift, np.inf))
         improves = bound < (outputs.high[channel] if sign > 0 else -outputs.low[channel])
         if sign > 0:

@@ -3,9 +3,8 @@
 used = largest entry on the text / bound, over all channels and both sides
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -73,16 +72,3 @@ def with_text(row: TensorRange, seen: Seen | None) -> TensorRange:
         [seen.high / np.where(row.highs > 0, row.highs, np.inf), seen.low / np.where(row.lows < 0, row.lows, -np.inf)]
     )
     return replace(row, observed=largest, used=float(room.max()))
-
-
-def sized(steps: Iterable[Any], total: int) -> Iterable[Any]:
-    """An iterable that knows its length, for progress bars."""
-
-    class Sized:
-        def __len__(self) -> int:
-            return total
-
-        def __iter__(self) -> Any:
-            return iter(steps)
-
-    return Sized()

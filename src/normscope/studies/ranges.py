@@ -21,19 +21,20 @@ from threadpoolctl import threadpool_limits
 from torch.fx import Node
 
 from normscope.checks import Floats, frozen
+from normscope.engine import Engine
 from normscope.errors import InputError
 from normscope.models.batches import Inputs
 from normscope.models.graph import LinearReader, ModelGraph
 from normscope.models.graph_operations import handed_on, kind_of
 from normscope.models.subject import Model, Subject, Text
-from normscope.progress import Progress, silent
+from normscope.progress import Progress, silent, sized
 from normscope.results.inventory import FoundNorm
 from normscope.results.layer_ranges import TYPES, UNITS, Grade, LayerRanges, Limit, TensorRange, Verdict
 from normscope.studies.driving_inputs import Written
 from normscope.studies.layer_watch import TIGHTENED, LayerWatch
 from normscope.studies.observed import Observed, Seen, observed
 from normscope.studies.range_proofs import closed_form_proof, is_proved
-from normscope.studies.range_rows import by_channel, by_module, sized, with_text
+from normscope.studies.range_rows import by_channel, by_module, with_text
 from normscope.tensors.linear_rows import Linear
 from normscope.tensors.roles import Role, roles_of
 from normscope.tensors.traced_nodes import has_floats
@@ -54,6 +55,7 @@ def ranges(
     channels: Sequence[tuple[str, int]] = (),
     device: str = "cpu",
     dtype: str | None = None,
+    engine: Engine | None = None,
     progress: Progress = silent,
 ) -> LayerRanges:
     """How far every tensor can go, over all inputs, from the weights alone.
@@ -74,6 +76,8 @@ def ranges(
         Further outputs that get one: pairs of a layer's name and a channel.
     device, dtype
         Device and floating-point type to load a folder in. Bounds are computed in float64.
+    engine
+        Where tight bounds are computed: see `normscope.engine`. None: in this process.
     progress
         Called with the nodes of the graph and a description; see `normscope.progress`.
 
@@ -94,7 +98,7 @@ def ranges(
     if tight != "all" and (isinstance(tight, bool) or not isinstance(tight, int) or tight < 0):
         raise InputError(f'tight must be a whole number, 0 or more, or "all", got {tight!r}')
     subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
-    found = RangeSearch(subject, name, largest, math.inf if tight == "all" else int(tight), channels)
+    found = RangeSearch(subject, name, largest, math.inf if tight == "all" else int(tight), channels, engine)
     return found.result(progress)
 
 
@@ -123,11 +127,12 @@ class RangeSearch(LayerWatch):
         largest: float,
         tight: float = TIGHTENED,
         channels: Sequence[tuple[str, int]] = (),
+        engine: Engine | None = None,
     ) -> None:
         # A short call is enough to trace: it is compared with one of another length.
         plain = subject.without_text()
         inventory = plain.traced
-        super().__init__(inventory, plain.weights, largest, tight, channels)
+        super().__init__(inventory, plain.weights, largest, tight, channels, engine)
         self.subject, self.limit, self.sizes = subject, limit, plain.sizes
         self.refused = _refused_calls(self.graph, self.norms)
         self.roles = roles_of(self.graph, self.norms)

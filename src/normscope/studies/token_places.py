@@ -28,9 +28,9 @@ class TokenPlaces:
         """The same batches, noted as they are handed on."""
         return _Watched(batches, self._pieces)
 
-    def compare(self, norm: str, inputs: int) -> None:
-        """Note how many inputs a norm had in the last batch."""
-        ids = self._pieces[-1]
+    def compare(self, norm: str, inputs: int, batch: int = -1) -> None:
+        """Note how many inputs a norm had in a batch, by its number; -1 is the last that was handed on."""
+        ids = self._pieces[batch]
         if ids is None or ids.ndim != 2 or inputs != ids.numel():
             self._others.add(norm)
 

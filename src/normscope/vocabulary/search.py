@@ -6,10 +6,13 @@
 4. Where a token can win but no reachable vector is known: the vector it wins by, turned towards what can be reached;
    then the exact method over the ellipsoid, or the nearest point again where all heights are equal.
 
+Steps 3 and 4 need the table in memory in double precision, several times: where that does not fit, tokens stay open.
+
 Vectors and weights count only if the checker passes them, own directions if they lead by more than the bound of their
 screen, or if the checker passes them. What is found is kept in `Findings`, from which a search can be resumed.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,12 +32,13 @@ from normscope.separation.ellipsoid_queries import REACHABLE, UNREACHABLE, Rival
 from normscope.separation.scores import tiles_of
 from normscope.vocabulary.findings import Answers, Findings
 from normscope.vocabulary.nearest_token import NearestPoints, Weighted, nearest_to
-from normscope.vocabulary.token_directions import OwnDirections, coordinate_map, frame_of, scale_of
+from normscope.vocabulary.token_directions import OwnDirections, channels_of, coordinate_map, frame_of, scale_of
 from normscope.vocabulary.token_view import View
 
 AT_ONCE = 256  # vectors that are checked together
 FEW = 128  # tokens that are asked one by one sooner than in other coordinates
 BETWEEN_SAVES = 30.0  # seconds
+COPIES = 5  # of a table in double precision, that the exact methods need
 INSIDE = 1 - 1e-12  # length of a u that is certainly in the unit ball
 
 
@@ -107,7 +111,7 @@ def _own_directions(view: View, answers: Answers, rivals: Ints, clock: Clock, pr
         if power in answers.passed or not enough or clock.is_up():
             continue
         if answers.frame is None:
-            answers.frame = frame_of(view)
+            answers.frame = frame_of(view, clock.deadline)
         own, near = OwnDirections(view, answers.frame, power), [np.zeros(0, np.int64)]
         for block in progress(own.blocks(tokens), f"tokens, own directions, {view.question}, power {power:g}"):
             asked = own.ask(block)
@@ -125,7 +129,7 @@ def _own_directions(view: View, answers: Answers, rivals: Ints, clock: Clock, pr
 
 def _nearest_points(view: View, answers: Answers, rivals: Ints, clock: Clock, progress: Progress) -> None:
     queue = _unasked(view, answers)
-    if not len(queue) or clock.is_up():
+    if not len(queue) or clock.is_up() or not _fits(view):
         return
     nearest = NearestPoints(view, answers.verdict[view.names] == WINS)
     first = _first_rivals(view, rivals, queue, nearest.squares)
@@ -153,6 +157,14 @@ def _nearest_points(view: View, answers: Answers, rivals: Ints, clock: Clock, pr
         if clock.is_up():
             break
     record()
+
+
+def _fits(view: View) -> bool:
+    """Whether the exact methods fit into the memory of this machine."""
+    if not hasattr(os, "sysconf"):  # Windows
+        return True
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return COPIES * 8 * len(view) * view.table.channels <= memory
 
 
 def _unasked(view: View, answers: Answers) -> Ints:
@@ -228,9 +240,11 @@ def _record_weights(view: View, answers: Answers, token: int, indices: Ints, wei
 
 def _over_ellipsoid(view: View, answers: Answers, rivals: Ints, clock: Clock, progress: Progress) -> None:
     queue = _unasked(view, answers)
-    if not len(queue) or clock.is_up():
+    if not len(queue) or clock.is_up() or not _fits(view):
         return
-    frame = answers.frame or frame_of(view)
+    frame = answers.frame
+    if frame is None or channels_of(frame) is not None:  # channels do not leave out the dead direction
+        frame = frame_of(view)
     seen = _seen(view, frame)
     squares = np.einsum("ij,ij->i", seen.points, seen.points)
     first = _first_rivals(view, rivals, queue, squares)

@@ -19,8 +19,12 @@ a score is off by at most
 
 where e and e' bound the double-precision errors of y and h before rounding. A token that wins by more than twice
 that provably wins; one that wins or loses by less is a near tie, which `certificates.token_scores` decides.
+
+Axes and coordinates take V·N² products, which for a large table is more than the time that is given. Then single
+channels serve as axes: nothing has to be multiplied, and the rest holds as it is.
 """
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,12 +32,15 @@ from numpy.typing import NDArray
 
 from normscope.certificates.key_certificates import Ints
 from normscope.certificates.token_certificates import Frame
-from normscope.certificates.token_table import UNIT
+from normscope.certificates.token_table import UNIT, in_parts
 from normscope.checks import Floats
 from normscope.vocabulary.token_view import View
 
 SCORES = 2**24  # held at a time: 64 MB
 SINGLE = 2.0**-24  # unit roundoff
+SHARE = 0.2  # of the time that is left: more is not spent on principal axes
+PROBED = 128  # points of which products are timed
+SAMPLED = 4096  # points that a frame of channels is made from
 NOTHING = 1e-12  # variance over the largest, that counts as none
 VANISHING = 1e-36  # more than what single precision loses of coordinates and products that are too small for it
 
@@ -55,11 +62,15 @@ class OwnDirections:
         rank = self._map.shape[1]
         heights = np.zeros(len(view)) if view.heights is None else view.heights / self._unit
         coordinates = np.empty((len(view), rank + (view.heights is not None)), np.float32)
-        farthest = 0.0
+        farthest, channels = 0.0, channels_of(frame)
         for part in view.parts():
             centred = view.points(part) - frame.center
-            coordinates[part, :rank] = centred @ self._map
-            farthest = max(farthest, float(np.linalg.norm(centred, axis=1).max()))
+            farthest = max(farthest, float(np.sqrt(np.einsum("ij,ij->i", centred, centred).max())))
+            if channels is None:
+                coordinates[part, :rank] = centred @ self._map
+            else:
+                spread = centred if rank == len(frame.center) else centred[:, channels]
+                coordinates[part, :rank] = spread * self._map[channels, np.arange(rank)]
         coordinates[:, rank:] = heights[:, None]
         size = view.table.channels
         moved = (size + 2) * UNIT * farthest + view.point_error
@@ -75,7 +86,8 @@ class OwnDirections:
         self._order = np.argsort(-(lengths + typical * heights), kind="stable")
         self._place = np.empty(len(self._order), np.int64)
         self._place[self._order] = np.arange(len(self._order))
-        self._coordinates = coordinates[self._order]
+        reorder(coordinates, self._order)
+        self._coordinates = coordinates
         self._lengths, self._heights, self._n = lengths[self._order], heights[self._order], asking[self._order]
         share = 1.01 * (coordinates.shape[1] + 2) * SINGLE
         off = share * self._lengths.max() + self._point_error
@@ -136,7 +148,7 @@ class OwnDirections:
 
 
 def scale_of(frame: Frame) -> float:
-    """The largest standard deviation: coordinates and heights are measured in it."""
+    """The standard deviation along the first axis: coordinates and heights are measured in it."""
     return float(np.sqrt(frame.variances[0]))
 
 
@@ -146,8 +158,13 @@ def coordinate_map(frame: Frame, power: float) -> Floats:
     return np.asarray(frame.axes * (relative ** (-power / 2) / scale_of(frame)))
 
 
-def frame_of(view: View) -> Frame:
-    """Center and principal axes of the points of a view; directions in which they do not spread are left out."""
+def frame_of(view: View, deadline: float | None = None) -> Frame:
+    """Center and axes of the points of a view; directions in which they do not spread are left out.
+
+    Principal axes; single channels if these would take more than a part of the time until the deadline.
+    """
+    if deadline is not None and _seconds_for_axes(view) > SHARE * (deadline - time.monotonic()):
+        return _channel_frame(view)
     total = np.zeros(view.table.channels)
     for part in view.parts():
         total += view.points(part).sum(axis=0)
@@ -163,5 +180,50 @@ def frame_of(view: View) -> Frame:
     return Frame(center, np.ascontiguousarray(axes[:, kept]), variances[kept])
 
 
+def _seconds_for_axes(view: View) -> float:
+    """How long principal axes would take, from a small part of their products; the coordinates take as long again."""
+    some = view.points(slice(0, PROBED))
+    start = time.monotonic()
+    _ = some.T @ some
+    return (time.monotonic() - start) * len(view) / len(some)
+
+
+def _channel_frame(view: View) -> Frame:
+    """Channels as axes, in their order. Any frame is right, so that some points are enough."""
+    some = view.points(np.linspace(0, len(view) - 1, min(len(view), SAMPLED)).astype(np.int64))
+    center, variances = some.mean(axis=0), some.var(axis=0)
+    kept = np.flatnonzero(variances > NOTHING * variances.max())
+    if not len(kept):  # all of them coincide
+        return Frame(center, np.eye(len(center)), np.ones(len(center)))
+    return Frame(center, np.eye(len(center))[:, kept], variances[kept])
+
+
+def channels_of(frame: Frame) -> Ints | None:
+    """The channel of each axis, in increasing order; None unless all axes are such channels."""
+    if (np.count_nonzero(frame.axes, axis=0) != 1).any():
+        return None
+    channels = np.abs(frame.axes).argmax(axis=0)
+    units = (frame.axes[channels, np.arange(len(channels))] == 1).all() and (np.diff(channels) > 0).all()
+    return channels if units else None
+
+
+def reorder(rows: NDArray[np.float32], order: Ints) -> None:
+    """rows[order], in place: a second copy of a large table would not fit."""
+    left = order.copy()
+    for start in range(len(order)):
+        if left[start] < 0:
+            continue
+        first, place = rows[start].copy(), start
+        while left[place] != start:
+            source = int(left[place])
+            rows[place], left[place] = rows[source], -1
+            place = source
+        rows[place], left[place] = first, -1
+
+
 def _lengths(vectors: NDArray[np.float32]) -> Floats:
-    return np.asarray(np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64)))
+    squares = np.empty(len(vectors))
+    for part in in_parts(*vectors.shape):
+        some = vectors[part].astype(np.float64)
+        squares[part] = np.einsum("ij,ij->i", some, some)
+    return np.asarray(np.sqrt(squares))

@@ -70,6 +70,8 @@ class View:
         if not self.reachable:
             return None
         center, bias = self.outputs.center, self.table.bias
+        if bias is None and not center.any():
+            return None
         heights = np.concatenate([self.table.doubles(self.names[part]) @ center for part in self.parts()])
         heights += 0.0 if bias is None else bias[self.names]
         return None if heights.min() == heights.max() else np.asarray(heights - heights.mean())
@@ -80,10 +82,11 @@ class View:
         if not self.reachable:
             return 0.0
         size = self.table.channels
-        longest = max(
-            np.linalg.norm(self.table.doubles(self.names[part]) * self.outputs.gain, axis=1).max()
-            for part in self.parts()
-        )
+        longest = 0.0
+        for part in self.parts():
+            rows = self.table.doubles(self.names[part])
+            rows *= self.outputs.gain
+            longest = max(longest, float(np.sqrt(np.einsum("ij,ij->i", rows, rows).max())))
         return float(1.01 * (size + 6) * UNIT * np.sqrt(size) * longest)
 
     @cached_property

@@ -22,11 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normscope.models.float64_run import keep_memory
 from normscope.nn import Norm
 from normscope.progress import Progress, silent
 from normscope.rewrite.fold import fold
 from normscope.rewrite.rms_modules import CentredLookUp
-from normscope_lab.bench.timing import interleaved, keep_memory, one_thread, this_machine
+from normscope_lab.bench.timing import interleaved, one_thread, this_machine
 from normscope_lab.results.fold_speed import FoldSpeed, Pass
 
 ORIGINAL, FOLDED, RMS_TORCH, RMS_FUSED = "original", "folded", "rms, torch", "rms, fused"

@@ -5,8 +5,6 @@ large matrices are holes in sparse files, so it takes hardly any disk. Imports a
 """
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from normscope.errors import InputError
+from normscope_lab.bench.new_processes import IMPORTS, TORCH, run_code, run_command
 from normscope_lab.bench.timing import this_machine
 from normscope_lab.results.inspect_speed import InspectRun, InspectSpeed
 
@@ -36,23 +34,20 @@ CONFIG = {
 
 
 def run() -> InspectSpeed:
-    """Make the checkpoint, inspect it in a new process, and delete it."""
+    """Make the checkpoint, inspect it in a new process, delete it; then what its imports take by themselves."""
     with tempfile.TemporaryDirectory() as folder:
         make_checkpoint(Path(folder))
-        command = [sys.executable, "-m", "normscope", "inspect", folder, "--json"]
-        output = Path(folder) / "result.json"
-        with output.open("wb") as file:
-            process = subprocess.Popen(command, stdout=file)
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise InputError(f"normscope inspect ended with exit code {process.returncode}")
-        result = json.loads(output.read_text(encoding="utf-8"))
+        ended = run_command("inspect", folder, "--json")
+    result = json.loads(ended.output)
+    kind = str(CONFIG["model_type"]), "LlamaForCausalLM"
     found = InspectRun(
         parameters=result["parameters"],
         norms=len(result["norms"]),
-        cpu_seconds=usage.ru_utime + usage.ru_stime,
-        peak_megabytes=usage.ru_maxrss / 1024,
+        cpu_seconds=ended.cpu_seconds,
+        torch_seconds=run_code(sys.executable, TORCH).cpu_seconds,
+        import_seconds=run_code(sys.executable, IMPORTS, *kind).cpu_seconds,
+        export_seconds=ended.export_seconds,
+        peak_megabytes=ended.peak_megabytes,
     )
     return InspectSpeed(this_machine(), (found,))
 

@@ -2,22 +2,26 @@
 
 All ways run in turn on the same tensors, on one thread, by CPU time, in a new random order in each round. `copy_`
 shows what reading and writing the tensor takes alone. malloc is told to keep the memory it was given: otherwise each
-result would be fresh memory from the system, whose first use takes longer than these functions do.
+result would be fresh memory from the system, whose first use takes longer than these functions do. On a GPU the time is
+wall time, from an idle GPU to an idle GPU, over many calls.
 """
 
 import random
 import statistics
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from normscope.errors import InputError
+from normscope.models.float64_run import keep_memory
 from normscope.nn import norm
 from normscope.progress import Progress, silent
-from normscope_lab.bench.timing import interleaved, keep_memory, one_thread, this_machine
+from normscope_lab.bench.timing import gpu_time, interleaved, one_thread, this_machine
 from normscope_lab.results.lng_speed import LngSpeed, Timing
 
 SEED = 0
@@ -41,15 +45,22 @@ FULL = Plan(((4096, 768), (8192, 1024), (1, 768)), (torch.float32, torch.bfloat1
 QUICK = Plan(((8, 96),), (torch.float32,), rounds=2)
 
 
-def run(plan: Plan = FULL, progress: Progress = silent) -> LngSpeed:
-    """Measure all of a plan."""
-    keeps = keep_memory()
+def run(plan: Plan = FULL, progress: Progress = silent, device: str = "cpu") -> LngSpeed:
+    """Measure all of a plan on the CPU or, with "cuda", on the current GPU."""
+    machine = this_machine()
+    if device == "cuda":
+        if not torch.cuda.is_available():
+            raise InputError("device must be cpu here, got cuda: torch finds no GPU")
+        machine = replace(machine, processor=torch.cuda.get_device_name())
+    elif device != "cpu":
+        raise InputError(f"device must be cpu or cuda, got {device!r}")
+    keeps = device == "cpu" and keep_memory()
     tasks = [(shape, dtype, passes) for shape in plan.shapes for dtype in plan.dtypes for passes in (FORWARD, BOTH)]
     timings: list[Timing] = []
     with one_thread():
         for shape, dtype, passes in progress(tasks, "bench lng"):
-            timings += _timed(shape, dtype, passes, plan.rounds)
-    return LngSpeed(this_machine(), keeps, tuple(timings))
+            timings += _timed(shape, dtype, passes, plan.rounds, device)
+    return LngSpeed(machine, keeps, tuple(timings))
 
 
 def group_counts(channels: int) -> tuple[int, ...]:
@@ -61,11 +72,11 @@ def group_counts(channels: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(g for g in (1, 8, 64, channels // 4) if channels % g == 0 and g <= channels // 4))
 
 
-def _timed(shape: tuple[int, int], dtype: torch.dtype, passes: str, rounds: int) -> Iterator[Timing]:
+def _timed(shape: tuple[int, int], dtype: torch.dtype, passes: str, rounds: int, device: str) -> Iterator[Timing]:
     generator = torch.Generator().manual_seed(SEED)
-    x, dy = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
-    gain = (1 + 0.1 * torch.randn(shape[1], generator=generator)).to(dtype)
-    bias = (0.1 * torch.randn(shape[1], generator=generator)).to(dtype)
+    x, dy = (torch.randn(shape, generator=generator).to(device, dtype) for _ in range(2))
+    gain = (1 + 0.1 * torch.randn(shape[1], generator=generator)).to(device, dtype)
+    bias = (0.1 * torch.randn(shape[1], generator=generator)).to(device, dtype)
     tensors = [x, gain, bias] if passes == FORWARD else [t.requires_grad_() for t in (x, gain, bias)]
     ways = dict(_ways(shape[1]))
     calls: dict[tuple[str, int], Callable[[], object]] = {
@@ -74,8 +85,8 @@ def _timed(shape: tuple[int, int], dtype: torch.dtype, passes: str, rounds: int)
     }
     if passes == FORWARD:
         calls[COPY, 1] = partial(torch.empty_like(x).copy_, x)
-    repeats = max(1, 2**15 // x.numel())  # of calls that are too short for the clock
-    seconds = _rounds(calls, rounds, repeats)
+    repeats = max(1 if device == "cpu" else 20, 2**15 // x.numel())  # of calls that are too short for the clock
+    seconds = _rounds(calls, rounds, repeats, time.process_time if device == "cpu" else gpu_time)
     reference = seconds[LAYER_NORM, 1]
     for (way, groups), times in seconds.items():
         yield Timing(
@@ -118,9 +129,9 @@ def _there_and_back(way: Way, tensors: list[Tensor], dy: Tensor) -> object:
 
 
 def _rounds(
-    calls: dict[tuple[str, int], Callable[[], object]], rounds: int, repeats: int
+    calls: dict[tuple[str, int], Callable[[], object]], rounds: int, repeats: int, clock: Callable[[], float]
 ) -> dict[tuple[str, int], list[float]]:
-    """CPU seconds of each call, in each round that it took part in."""
+    """Seconds of each call, in each round that it took part in."""
     seconds: dict[tuple[str, int], list[float]] = {key: [] for key in calls}
     order = random.Random(SEED)
     for call in calls.values():
@@ -131,7 +142,7 @@ def _rounds(
         functions: dict[str, Callable[[], object]] = {
             str(key): partial(_repeated, calls[key], repeats) for key in taking_part
         }
-        times = interleaved(functions, 1, {})
+        times = interleaved(functions, 1, {}, clock)
         for key in taking_part:
             seconds[key].append(times[str(key)] / repeats)
     return seconds

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,11 @@ from normscope.certificates.neuron_certificates import Neurons
 from normscope.certificates.range_formulas import direction_of, output_of
 from normscope.checks import Floats
 from normscope.data import demo_model, name_of
+from normscope.engine import FailedPiece
 from normscope.errors import InputError
 from normscope.models.subject import Subject
 from normscope.results.layer_ranges import TensorRange
+from normscope.studies.layer_watch import TightSide
 from normscope.studies.ranges import RangeSearch
 from normscope.tensors.products import Outputs
 from normscope_lab.bench.inspect_bench import make_checkpoint
@@ -49,7 +51,7 @@ def run(models: list[Path], large: bool, bar: Callable[[Iterable[Any], str], Ite
 
 
 def _timed(name: str, model: Path, options: tuple[str, ...]) -> RangesRun:
-    command = [sys.executable, "-m", "normscope", "ranges", str(model), *options, "--json"]
+    command = [sys.executable, "-m", "normscope", "ranges", str(model), *options, "--workers", "1", "--json"]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with tempfile.NamedTemporaryFile() as output:
         process = subprocess.Popen(command, stdout=output, env=os.environ | threads)
@@ -75,10 +77,17 @@ class _Measured(RangeSearch):
         self.drawn = set(channels)
         self.ratios: dict[str, list[tuple[float, float, float]]] = {}
 
-    def _tighten_one(self, label: str, outputs: Outputs, neurons: Neurons, channel: int, sign: int) -> Floats:
-        start = time.process_time()
-        u = super()._tighten_one(label, outputs, neurons, channel, sign)
-        spent = time.process_time() - start
+    def _tight_sides(
+        self, outputs: Outputs, neurons: Neurons, sides: Iterable[tuple[int, int]]
+    ) -> Iterator[TightSide | FailedPiece]:
+        for each in sides:
+            start = time.process_time()
+            [side] = super()._tight_sides(outputs, neurons, [each])
+            self._spent = time.process_time() - start
+            yield side
+
+    def _keep(self, label: str, outputs: Outputs, neurons: Neurons, channel: int, sign: int, side: TightSide) -> Floats:
+        u = super()._keep(label, outputs, neurons, channel, sign, side)
         assert outputs.ball is not None
         row, shift = sign * outputs.weights(channel), sign * float(outputs.layer.shift[channel])
         x = self._input(outputs.ball, u)
@@ -89,7 +98,7 @@ class _Measured(RangeSearch):
         which = "drawn at random" if (label, channel) in self.drawn else "largest of each layer"
         if reached > 0:
             kind = f"{gate} MLP, {which}"
-            self.ratios.setdefault(kind, []).append((bound / reached, by_intervals / reached, spent))
+            self.ratios.setdefault(kind, []).append((bound / reached, by_intervals / reached, self._spent))
         return u
 
 

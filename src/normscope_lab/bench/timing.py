@@ -1,6 +1,5 @@
 """CPU time of a few functions, called in turn so that a noisy machine disturbs all of them alike; times as text."""
 
-import ctypes
 import os
 import platform
 import statistics
@@ -12,7 +11,6 @@ from importlib.metadata import version
 from typing import Any, TypeVar
 
 Answer = TypeVar("Answer")
-KEEP, NEVER_TRIM = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of glibc
 
 
 @dataclass(frozen=True)
@@ -51,16 +49,29 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def interleaved(functions: dict[str, Callable[[], object]], rounds: int, repeats: dict[str, int]) -> dict[str, float]:
+def interleaved(
+    functions: dict[str, Callable[[], object]],
+    rounds: int,
+    repeats: dict[str, int],
+    clock: Callable[[], float] = time.process_time,
+) -> dict[str, float]:
     """Median CPU seconds of each function; in each round, function f is called repeats[f] times (once if not named)."""
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
             for _ in range(repeats.get(name, 1)):
-                start = time.process_time()
+                start = clock()
                 function()
-                seconds[name].append(time.process_time() - start)
+                seconds[name].append(clock() - start)
     return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def gpu_time() -> float:
+    """Wall time when the GPU has done all that it was given."""
+    import torch
+
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def cpu_seconds(work: Callable[..., Answer], *arguments: Any) -> tuple[Answer, float]:
@@ -88,15 +99,6 @@ def times(ratio: float) -> str:
     ('0.71×', '8.3×', '1634×')
     """
     return f"{ratio:.2g}×" if ratio < 10 else f"{ratio:.0f}×"
-
-
-def keep_memory() -> bool:
-    """Tell malloc to take large blocks from its own memory and to return none of it; False where that can't be set."""
-    try:
-        library = ctypes.CDLL(None)
-        return all(library.mallopt(setting, 2**30) == 1 for setting in (KEEP, NEVER_TRIM))
-    except (OSError, AttributeError):
-        return False
 
 
 def _processor() -> str:

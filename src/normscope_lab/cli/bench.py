@@ -123,10 +123,46 @@ def fold(quick: QuickFlag = False) -> Any:
     return run(QUICK if quick else FULL, bar)
 
 
+@bench.command("fold-time")
+@command()
+def fold_time(
+    model: Annotated[
+        list[Path] | None, typer.Option(help="Folder or .gguf file to fold; may be repeated. Default: the demo model.")
+    ] = None,
+    peer: Annotated[
+        Path | None, typer.Option(help="Python of an environment with transformer-lens, to measure that in turn.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="How often everything runs.", min=1)] = 5,
+) -> Any:
+    """CPU time of `normscope fold` in new processes, imports and torch.export apart (a minute per model)."""
+    from normscope_lab.bench.fold_time_bench import run
+
+    return run(model or [], peer, rounds, bar)
+
+
 @bench.command("lng")
 @command()
-def lng(quick: QuickFlag = False) -> Any:
+def lng(
+    quick: QuickFlag = False,
+    device: Annotated[str, typer.Option(help="What to measure: cpu, or cuda for a GPU.")] = "cpu",
+) -> Any:
     """LayerNorm, RMSNorm and LN-G, fused, against torch's functions, forward and backward (some minutes)."""
     from normscope_lab.bench.lng_bench import FULL, QUICK, run
 
-    return run(QUICK if quick else FULL, bar)
+    return run(QUICK if quick else FULL, bar, device)
+
+
+@bench.command("scale")
+@command()
+def scale(
+    quick: QuickFlag = False,
+    engine: Annotated[
+        list[str] | None, typer.Option(help="An engine to measure; may be repeated. Default: all that are installed.")
+    ] = None,
+) -> Any:
+    """Engines with 1 and 2 workers, what a piece costs, memory against length and size (ten minutes, idle machine)."""
+    from normscope.models.transformers_library import network_allowed
+    from normscope_lab.bench.scale_bench import FULL, QUICK, run
+
+    with network_allowed():  # a Ray cluster on this machine
+        return run(QUICK if quick else FULL, engine, bar)

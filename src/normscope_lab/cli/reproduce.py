@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from normscope.cli.options import command
+from normscope.cli.options import LOCAL, EngineOption, WorkersOption, command, engine_of
 from normscope.errors import InputError
 
 SPEED_SECONDS = 3600.0  # the time left is estimated from the last hour: an epoch may take minutes
@@ -44,7 +44,8 @@ def reproduce(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Another value of a setting; may be repeated."),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Parallel processes.", show_default="one per core", min=1)] = None,
+    engine: EngineOption = LOCAL,
+    workers: WorkersOption = None,
     list_all: Annotated[bool, typer.Option("--list", metavar="", help="Show all experiments and stop.")] = False,
 ) -> Any:
     """Run an experiment of a paper, beside the published figures; an interrupted run is resumed."""
@@ -57,7 +58,7 @@ def reproduce(
     from normscope_lab.engine.runs import parsed_change
     from normscope_lab.engine.runs import reproduce as study
 
-    with _bar(name) as progress:
+    with engine_of(engine, workers) as where, _bar(name) as progress:
         return study(
             name,
             out or Path("reproductions") / f"{name}-{preset}",
@@ -65,7 +66,7 @@ def reproduce(
             seeds=seeds,
             data=data,
             changes=dict(parsed_change(each) for each in changes or []),
-            workers=workers,
+            engine=where,
             command=shlex.join(["normscope", *sys.argv[1:]]),
             progress=progress,
         )

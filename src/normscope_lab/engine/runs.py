@@ -1,4 +1,4 @@
-"""A run of an experiment in a folder: resumed if it was interrupted, its cells in parallel processes.
+"""A run of an experiment in a folder: resumed if it was interrupted, its cells side by side.
 
     config.json     what was run: experiment, preset, seeds, settings, the plan by which it is decided, command, commit,
                     versions; other commits at which it was resumed or judged again
@@ -14,7 +14,6 @@ import csv
 import io
 import json
 import math
-import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -25,10 +24,11 @@ from typing import Any
 
 from normscope import __version__
 from normscope.checks import first_line, quoted
+from normscope.engine import Engine, or_local
 from normscope.errors import InputError
 from normscope.files import UNFINISHED, drawn, write_atomically
+from normscope_lab.engine.cells import Told, cell_file, run_cells
 from normscope_lab.engine.experiment import Cell, Experiment, Settings, as_result, experiment_named
-from normscope_lab.engine.processes import Told, cell_file, run_cells
 from normscope_lab.engine.statistics import require_scipy
 from normscope_lab.engine.tidy_rows import Row
 from normscope_lab.results.reproduction import Reproduction
@@ -45,6 +45,7 @@ def reproduce(
     data: Path | None = None,
     changes: Mapping[str, Any] | None = None,
     workers: int | None = None,
+    engine: Engine | None = None,
     command: str = "",
     progress: Told = lambda done, finished, cells: None,
 ) -> Reproduction:
@@ -62,8 +63,8 @@ def reproduce(
         A folder or file with the data that the experiment needs.
     changes
         Values in place of those of the preset; what they change from the paper is part of the findings.
-    workers
-        Parallel processes; one per core by default.
+    workers, engine
+        Parallel processes, one per core by default; or an open engine of `normscope.engine`.
     command
         The command line, to be written down.
     progress
@@ -89,13 +90,15 @@ def reproduce(
     count = experiment.seeds[preset] if seeds is None else seeds
     numbers = tuple(range(experiment.first_seed, experiment.first_seed + count))
     settings = json.loads(json.dumps(changed(experiment.settings(preset, data), changes or {})))
-    cells = [replace(cell, data=data) for cell in experiment.cells(settings, numbers)]
+    found = None if data is None else data.resolve()  # workers may run elsewhere
+    cells = [replace(cell, data=found) for cell in experiment.cells(settings, numbers)]
     open_folder(out, name, preset, numbers, settings, command, experiment.plan(settings, numbers))
-    processes, total = workers or os.cpu_count() or 1, len(cells) + len(experiment.later(settings, numbers, []))
-    run_cells(name, cells, out / "cells", processes, progress, total)
-    chosen_by = [row for cell in cells for row in finished(out / "cells", cell)["rows"]]
-    later = [replace(cell, data=data) for cell in experiment.later(settings, numbers, chosen_by)]
-    run_cells(name, later, out / "cells", processes, progress, total, before=len(cells))
+    total = len(cells) + len(experiment.later(settings, numbers, []))
+    with or_local(engine, workers) as where:
+        run_cells(name, cells, out / "cells", where, progress, total)
+        chosen_by = [row for cell in cells for row in finished(out / "cells", cell)["rows"]]
+        later = [replace(cell, data=found) for cell in experiment.later(settings, numbers, chosen_by)]
+        run_cells(name, later, out / "cells", where, progress, total, before=len(cells))
     cells += later
     for left in (out / "cells").glob(f"{UNFINISHED}*"):  # by a process that was killed while it wrote
         left.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from normscope_lab.bench.timing import Machine, duration
 
 @dataclass(frozen=True)
 class Timing:
-    """CPU time of one way to compute a norm."""
+    """How long one way to compute a norm takes: CPU time on one thread, or wall time on a GPU."""
 
     rows: Annotated[int, Column("rows", "Rows of the tensor.")]
     channels: Annotated[int, Column("channels", "Channels of the tensor, which are normalized.")]
@@ -19,8 +19,8 @@ class Timing:
     way: Annotated[str, Column("function", "What computes the norm; copy_ only copies the tensor.")]
     groups: Annotated[int, Column("groups", "Groups of channels that are normalized apart.")]
     rounds: Annotated[int, Column("rounds", "How often it ran.", brief=False)]
-    median_seconds: Annotated[float, Column("time", "CPU time, median over rounds.", duration)]
-    least_seconds: Annotated[float, Column("least time", "CPU time of the fastest round.", duration, brief=False)]
+    median_seconds: Annotated[float, Column("time", "Median over rounds: CPU time, or wall time on a GPU.", duration)]
+    least_seconds: Annotated[float, Column("least time", "The fastest round.", duration, brief=False)]
     ratio: Annotated[
         float, Column("over F.layer_norm", "Median time over that of F.layer_norm on the same tensor.", ".2f")
     ]
@@ -33,11 +33,9 @@ class Timing:
 class LngSpeed(Result, kind="lng_speed"):
     """Times of LayerNorm, RMSNorm and LN-G, by normscope and by torch, on the same tensors."""
 
-    machine: Machine
+    machine: Machine  # with the GPU as its processor, if one was measured
     malloc_keeps: bool  # whether malloc could be told to keep its memory
-    timings: Annotated[
-        tuple[Timing, ...], Table("Norms with gain and bias: CPU time, one thread, all functions in turn")
-    ]
+    timings: Annotated[tuple[Timing, ...], Table("Norms with gain and bias: median times, all functions in turn")]
 
     def __repr__(self) -> str:
         ours = [timing.ratio for timing in self.timings if timing.way.startswith("normscope")]

@@ -1,0 +1,82 @@
+"""A Ray cluster: the one that RAY_ADDRESS names, or one that is started on this machine and ends with the run.
+
+Ray would do lost tasks again by itself; that is switched off, so that every engine counts tries in the same way.
+"""
+
+import logging
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+from normscope.checks import first_line
+from normscope.engine.pieces import Engine, LostError, answered, processors
+from normscope.errors import InputError
+
+
+class RayCluster(Engine):
+    """Bundles are tasks of Ray; shared values are in its object store, once on every node."""
+
+    name: ClassVar[str] = "ray"
+    ahead: ClassVar[int] = 2
+
+    def __init__(self, workers: int | None) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise InputError("--engine ray needs Ray: pip install 'normscope[ray]'") from None
+        self._ray = ray
+        self._started = not ray.is_initialized()
+        if self._started:
+            address = os.environ.get("RAY_ADDRESS") or None
+            os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is reported to anybody
+            settings: dict[str, Any] = {"num_cpus": workers or processors(), "include_dashboard": False}
+            try:
+                ray.init(
+                    address=address or "local",
+                    logging_level=logging.ERROR,
+                    log_to_driver=False,
+                    runtime_env={"env_vars": _variables()},
+                    **({} if address else settings),
+                )
+            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+                where = f"the cluster at RAY_ADDRESS={address}" if address else "a Ray cluster on this machine"
+                raise InputError(f"{where} can't be reached or started: {first_line(error)}") from None
+        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        super().__init__(workers or max(1, int(resources.get("CPU", 1))))
+        self._answer = ray.remote(num_cpus=1, max_retries=0)(_answered)
+
+    @contextmanager
+    def shared(self, value: Any) -> Iterator[Any]:
+        yield self._ray.put(value)  # Ray frees it with the last reference
+
+    def start(self, message: bytes, given: tuple[Any, ...]) -> Any:
+        return self._answer.remote(message, *given)
+
+    def finished(self, handles: Collection[Any], seconds: float) -> list[Any]:
+        done, _ = self._ray.wait(list(handles), num_returns=1, timeout=seconds, fetch_local=False)
+        return list(done)
+
+    def outcome(self, handle: Any) -> bytes:
+        try:
+            content: bytes = self._ray.get(handle)
+        except self._ray.exceptions.RayError as error:  # pieces catch their own errors: the worker or its node is gone
+            raise LostError(type(error).__name__) from None
+        return content
+
+    def cancel(self, handles: Collection[Any]) -> None:
+        for handle in handles:
+            self._ray.cancel(handle, force=True)
+
+    def close(self) -> None:
+        if self._started:
+            self._ray.shutdown()
+
+
+def _answered(message: bytes, *given: Any) -> bytes:
+    return answered(message, given)
+
+
+def _variables() -> dict[str, str]:
+    """Where workers find the same code, if that is set for this process."""
+    return {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}

@@ -1,0 +1,46 @@
+"""Models that several arguments, a pattern or a list of paths name."""
+
+import glob
+from collections.abc import Sequence
+from pathlib import Path
+
+from normscope.errors import InputError
+
+LISTS = ".txt"  # files with a path in every line; or any file after @
+
+
+def listed(given: Sequence[str | Path]) -> list[Path] | None:
+    """The models that several arguments, a pattern or a list name, each once; None where one model is named plainly.
+
+    What a pattern does not find is a name, and will not be found as one.
+
+    >>> listed(["a", "b", "a"]), listed(["a"])
+    ([PosixPath('a'), PosixPath('b')], None)
+    """
+    if not given or (len(given) == 1 and not _is_list(str(given[0])) and not _fitting(str(given[0]))):
+        return None
+    return list(dict.fromkeys(path for each in given for path in _named_by(str(each))))
+
+
+def _is_list(given: str) -> bool:
+    return given.startswith("@") or Path(given).suffix.lower() == LISTS
+
+
+def _fitting(pattern: str) -> list[Path]:
+    """What fits a pattern; nothing for the name of something that exists."""
+    if not glob.has_magic(pattern) or Path(pattern).exists():
+        return []
+    return [Path(each) for each in sorted(glob.glob(pattern, recursive=True))]
+
+
+def _named_by(given: str) -> list[Path]:
+    if _is_list(given):
+        file = Path(given.removeprefix("@"))
+        try:
+            lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        except UnicodeDecodeError:
+            raise InputError(f"{file} must be UTF-8 text with the path of a model in every line") from None
+        if not (paths := [Path(line) for line in lines if line and not line.startswith("#")]):
+            raise InputError(f"{file} must have the path of a model in every line, and has none")
+        return paths
+    return _fitting(given) or [Path(given)]

@@ -1,0 +1,174 @@
+"""What engines bring: keys of many heads and the published grid with 1 and 2 workers, empty pieces, peak memory.
+
+Workers are started, and have the code compiled, before the clock starts. Results of every engine are compared with
+those of one process, byte for byte.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from normscope.engine import ENGINES, Engine, FailedPiece, failed, open_engine
+from normscope.progress import Progress, silent
+from normscope.separation.selectable import selectable
+from normscope.studies.key_verdicts import Question, Verdict, verdict
+from normscope_lab.bench.key_sets import KINDS
+from normscope_lab.bench.timing import this_machine
+from normscope_lab.results.scale_speed import EngineRun, MemoryUse, PieceCost, ScaleSpeed
+
+LIBRARIES = {"ray": "ray", "slurm": "submitit"}
+BATCHES = """
+import resource, sys
+from pathlib import Path
+import normscope as ns
+from normscope.models.subject import Subject
+for batch in Subject(ns.demo_model(), text=Path(sys.argv[1])).batches():
+    pass
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+INSPECT = """
+import resource, sys
+from normscope.studies.inspect import inspect
+inspect(sys.argv[1])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured."""
+
+    heads: tuple[int, int, int]  # how many, keys, channels
+    grid: tuple[range, range, int]  # keys, channels, runs per cell
+    empty: int  # pieces that do nothing
+    corpus: tuple[int, ...]  # characters
+    model: tuple[int, ...]  # rows of a matrix with 1024 columns beside one norm
+
+
+FULL = Plan((144, 1024, 64), (range(3, 61), range(3, 16), 100), 500, (10**6, 4 * 10**6), (2**13, 2**17, 2**19))
+QUICK = Plan((4, 64, 8), (range(3, 5), range(3, 5), 4), 10, (10**4, 2 * 10**4), (16, 32))
+
+
+def run(plan: Plan = FULL, engines: Sequence[str] | None = None, progress: Progress = silent) -> ScaleSpeed:
+    """Measure all of a plan, on the engines that are installed or on those that are named."""
+    load = os.getloadavg()[0]
+    chosen = engines or [name for name in ENGINES if name not in LIBRARIES or find_spec(LIBRARIES[name])]
+    runs: list[EngineRun] = []
+    costs: list[PieceCost] = []
+    works: dict[str, tuple[Callable[..., Any], Sequence[Any]]] = {"heads": _heads(plan), "grid": _grid(plan)}
+    wanted: dict[str, str] = {}
+    for name, workers in progress([(name, workers) for name in chosen for workers in (1, 2)], "bench scale"):
+        begun = time.monotonic()
+        with open_engine(name, workers) as engine:
+            list(engine.run(abs, range(workers)))
+            costs.append(_empty(engine, time.monotonic() - begun, plan.empty))
+            for work, (function, pieces) in works.items():
+                done = _timed(engine, work, function, pieces, wanted)
+                one = next((run.seconds for run in runs if (run.engine, run.work) == (name, work)), done[0])
+                runs.append(EngineRun(name, work, workers, len(pieces), done[0], one / done[0], *done[1:]))
+    return ScaleSpeed(this_machine(), load, tuple(runs), tuple(costs), tuple(_memory(plan)))
+
+
+def _heads(plan: Plan) -> tuple[Callable[..., Any], list[Question]]:
+    count, keys, channels = plan.heads
+    rng = np.random.default_rng(0)
+    sets = [KINDS["anisotropic"](keys, channels, rng).astype(np.float64) for _ in range(count)]
+    return solved_head, [Question((0,), number, np.arange(keys), None, each) for number, each in enumerate(sets)]
+
+
+def solved_head(question: Question) -> Verdict:
+    return verdict(question)
+
+
+def _grid(plan: Plan) -> tuple[Callable[..., Any], list[tuple[int, int, int]]]:
+    counts, channels, runs = plan.grid
+    return solved_cell, [(*cell, runs) for cell in product(counts, channels)]
+
+
+def solved_cell(cell: tuple[int, int, int]) -> bytes:
+    """Which keys are selectable in all sets of one cell."""
+    count, channels, runs = cell
+    rng = np.random.default_rng(cell)
+    return selectable(rng.normal(size=(runs, count, channels))).mask.tobytes()
+
+
+def _timed(
+    engine: Engine, work: str, function: Callable[..., Any], pieces: Sequence[Any], wanted: dict[str, str]
+) -> tuple[float, int, int, bool]:
+    """Wall seconds, bytes sent and received, and whether the results are those of the first engine."""
+    list(engine.run(function, pieces[: 2 * engine.workers]))  # compiled, or loaded from the cache, in every worker
+    sent, received, begun = engine.sent, engine.received, time.monotonic()
+    results = list(engine.run(function, pieces))
+    seconds = time.monotonic() - begun
+    if lost := [result for result in results if isinstance(result, FailedPiece)]:
+        raise failed(lost, len(results), f"pieces of {work}")
+    found = hashlib.sha256(b"".join(_content(result) for result in results)).hexdigest()
+    same = wanted.setdefault(work, found) == found
+    return seconds, engine.sent - sent, engine.received - received, same
+
+
+def _content(result: Any) -> bytes:
+    if not isinstance(result, Verdict):
+        return bytes(result)
+    answer = result.answer
+    arrays = (result.never_selected, answer.queries, answer.query_keys, answer.near_ties)
+    return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+
+
+def _empty(engine: Engine, start: float, pieces: int) -> PieceCost:
+    begun = time.monotonic()
+    count = pieces if engine.bundles is None else min(pieces, 20)
+    list(engine.run(abs, range(count)))
+    return PieceCost(engine.name, engine.workers, start, (time.monotonic() - begun) / count)
+
+
+def _memory(plan: Plan) -> list[MemoryUse]:
+    found = []
+    with TemporaryDirectory() as folder:
+        for characters in plan.corpus:
+            path = Path(folder) / f"{characters}.jsonl"
+            row = json.dumps({"text": "words of a text " * 60}) + "\n"
+            path.write_text(row * (characters // len(row)), encoding="utf-8")
+            found.append(MemoryUse("corpus", path.stat().st_size, _peak(BATCHES, path)))
+        for rows in plan.model:
+            path = Path(folder) / f"{rows}.safetensors"
+            _write_model(path, rows)
+            found.append(MemoryUse("model", path.stat().st_size, _peak(INSPECT, path)))
+    return found
+
+
+def _write_model(path: Path, rows: int) -> None:
+    """A norm and a matrix of zeros, which takes no space on the disk."""
+    shapes = {"ln.weight": [1024], "ln.bias": [1024], "matrix": [rows, 1024]}
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        size = 4 * int(np.prod(shape))
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(np.ones(1024, np.float32).tobytes())
+        file.truncate(8 + len(text) + at)
+
+
+def _peak(program: str, path: Path) -> int:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, str(path)], env=environment, capture_output=True, text=True, check=True
+    )
+    unit = 1 if sys.platform == "darwin" else 1024
+    return int(done.stdout.split()[-1]) * unit

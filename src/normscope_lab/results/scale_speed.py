@@ -1,0 +1,67 @@
+"""`normscope bench scale`: engines with one and two workers, what a piece costs, and memory against length and size."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from normscope.results.describe import Column, Table
+from normscope.results.result import Result
+from normscope_lab.bench.timing import Machine, duration, times
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 1e6:,.1f} MB"
+
+
+@dataclass(frozen=True)
+class EngineRun:
+    """The same pieces on one engine."""
+
+    engine: Annotated[str, Column("engine", "Where the pieces ran.")]
+    work: Annotated[str, Column("work", "heads: sets of keys of a model; grid: the published grid of random keys.")]
+    workers: Annotated[int, Column("workers", "Pieces at the same time.")]
+    pieces: Annotated[int, Column("pieces", "How many.", ",", brief=False)]
+    seconds: Annotated[float, Column("time", "Wall time, once workers are there.", duration)]
+    speedup: Annotated[float, Column("against 1 worker", "Time of one worker of this engine over this time.", times)]
+    sent: Annotated[int, Column("sent", "Bytes to workers.", _megabytes)]
+    received: Annotated[int, Column("received", "Bytes from workers.", _megabytes)]
+    same: Annotated[bool, Column("same result", "Whether the results are the bytes that one process gives.")]
+
+
+@dataclass(frozen=True)
+class PieceCost:
+    """Pieces that do nothing."""
+
+    engine: Annotated[str, Column("engine", "Where the pieces ran.")]
+    workers: Annotated[int, Column("workers", "Pieces at the same time.")]
+    start: Annotated[float, Column("start", "Wall time until the first answer of a new engine.", duration)]
+    seconds: Annotated[float, Column("time per piece", "Wall time of many empty pieces over their number.", duration)]
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Peak memory of a new process."""
+
+    what: Annotated[str, Column("what", "corpus: all batches of a file of texts; model: inspect of a checkpoint.")]
+    size: Annotated[int, Column("size", "Bytes of the file.", _megabytes)]
+    peak: Annotated[int, Column("peak memory", "Largest resident size of the process.", _megabytes)]
+
+
+@dataclass(frozen=True, repr=False)
+class ScaleSpeed(Result, kind="scale_speed"):
+    """What more workers bring, what they cost, and what memory does not depend on."""
+
+    machine: Machine
+    load: float  # average number of busy processes in the minute before: times mean little if it is not near 0
+    runs: Annotated[tuple[EngineRun, ...], Table("Engines; load of the machine before: {0.load:.1f}")]
+    costs: Annotated[tuple[PieceCost, ...], Table("Pieces that do nothing")]
+    memory: Annotated[tuple[MemoryUse, ...], Table("Peak memory of a new process")]
+
+    @property
+    def holds(self) -> bool:
+        return all(run.same for run in self.runs)
+
+    def failure(self) -> str | None:
+        return None if self.holds else "an engine gave other bytes than one process"
+
+    def __repr__(self) -> str:
+        return f"ScaleSpeed({len(self.runs)} runs, {'the same bytes' if self.holds else 'OTHER bytes'})"

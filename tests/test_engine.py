@@ -1,0 +1,197 @@
+"""Every engine gives the same bytes in the same order; lost pieces are done again, failed ones are named."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import engine_pieces
+import normscope as ns
+from normscope.engine import FailedPiece, failed, open_engine
+from normscope.engine.shared_values import write_shared
+from normscope.errors import InputError, PieceError
+
+PIECES = 6
+
+
+@contextmanager
+def engine_of(name, workers, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # jobs import the pieces of this folder
+    monkeypatch.chdir(tmp_path)  # slurm keeps its files in the current folder
+    with open_engine(name, workers) as engine:
+        yield engine
+
+
+def kinds():
+    return pytest.mark.parametrize(("name", "workers"), [("local", 1), ("local", 2), ("slurm", 2)])
+
+
+@kinds()
+def test_results_are_the_same_bytes_in_order(name, workers, tmp_path, monkeypatch):
+    expected = [engine_pieces.draw(seed, 2.0) for seed in range(PIECES)]
+    with engine_of(name, workers, tmp_path, monkeypatch) as engine:
+        assert list(engine.run(engine_pieces.draw, range(PIECES), given=(2.0,))) == expected
+    assert os.listdir(tmp_path) == []
+
+
+@kinds()
+def test_pieces_that_fail_are_named_and_the_rest_stands(name, workers, tmp_path, monkeypatch):
+    tries = tmp_path / "tries"
+    tries.mkdir()
+    with engine_of(name, workers, tmp_path, monkeypatch) as engine:
+        given = (str(tries),)
+        found = list(engine.run(engine_pieces.fail, ["bug", "good", "input", "sometimes"], given=given, named=str))
+    bug, good, wrong, sometimes = found
+    assert bug == FailedPiece("bug", "ZeroDivisionError: no quotient")
+    assert "engine_pieces.py" in bug.trace
+    assert wrong == FailedPiece("input", "the input must be better", ours=True)
+    assert (good, sometimes) == ("good", "sometimes")
+    counts = {path.name: len(path.read_text(encoding="utf-8")) for path in tries.iterdir()}
+    assert counts == {"bug": 3, "good": 1, "input": 1, "sometimes": 3}
+
+
+@kinds()
+def test_a_shared_value_is_read_by_all(name, workers, tmp_path, monkeypatch):
+    table = {"rows": np.arange(3e5).reshape(3, -1)}
+    with engine_of(name, workers, tmp_path, monkeypatch) as engine, engine.shared(table) as shared:
+        found = list(engine.run(engine_pieces.look_up, range(3), given=(shared,)))
+        assert engine.sent < 10_000
+    assert [total for total, _ in found] == table["rows"].sum(axis=1).tolist()
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_piece_done_again(tmp_path):
+    expected = [engine_pieces.draw(seed) for seed in range(PIECES)]
+    with open_engine("local", 2) as engine:
+        assert list(engine.run(engine_pieces.end_once, range(PIECES), given=(str(tmp_path),))) == expected
+    assert (tmp_path / "tried-3").exists()
+
+
+def test_a_piece_that_ends_its_worker_three_times_is_named():
+    with open_engine("local", 2) as engine:
+        found = list(engine.run(engine_pieces.end_always, range(3), named="piece {}".format))
+    reason = "its worker ended without an answer (exit code 9)"
+    assert found == [0, FailedPiece("piece 1", reason), 2]
+
+
+def test_a_result_that_cannot_be_sent_is_a_failure(tmp_path):
+    with open_engine("local", 2) as engine:
+        [found] = engine.run(engine_pieces.fail, ["unsendable"], given=(str(tmp_path),))
+    assert "its result can't be sent: cannot pickle" in found.reason
+
+
+def test_one_worker_is_this_process_and_more_are_others_with_one_thread():
+    with open_engine("local", 1) as engine:
+        assert {process for _, process, _ in engine.run(engine_pieces.where, range(3))} == {os.getpid()}
+    with open_engine("local", 2) as engine:
+        found = list(engine.run(engine_pieces.where, range(3)))
+        again = list(engine.run(engine_pieces.where, range(3), patience=60))  # they are there: no need to wait
+    others = {process for _, process, _ in found + again}
+    assert os.getpid() not in others
+    assert 1 <= len(others) <= 2
+    assert {threads for _, _, threads in found} == {1}
+
+
+def test_little_work_starts_no_process():
+    with open_engine("local", 2) as engine:
+        found = list(engine.run(engine_pieces.where, range(3), patience=60))
+        assert engine.sent == 0
+    assert {process for _, process, _ in found} == {os.getpid()}
+
+
+@settings(max_examples=5, deadline=None)
+@given(count=st.integers(0, 40))
+def test_an_iterator_is_read_as_results_are_taken(count):
+    read = []
+
+    def pieces():
+        for number in range(count):
+            read.append(number)
+            yield number
+
+    with open_engine("local", 2) as engine:
+        results = engine.run(engine_pieces.slow, pieces())
+        first = list(zip(range(1), results, strict=False))
+        assert len(read) <= 32 + 1
+        assert [value for _, value in first] + list(results) == list(range(count))
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGINT])
+def test_a_script_without_a_guard_runs_once_and_its_workers_end_with_it(ended_by, tmp_path):
+    program = (
+        "import os, engine_pieces\n"
+        "from normscope.engine import open_engine\n"
+        "print('begun', flush=True)\n"
+        "with open_engine('local', 2) as engine:\n"
+        "    results = engine.run(engine_pieces.where, range(3))\n"
+        "    print(next(results)[1], flush=True)\n"
+        "    engine.run(__import__('time').sleep, [60, 60]).__next__()\n"
+    )
+    (tmp_path / "program.py").write_text(program, encoding="utf-8")
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    child = subprocess.Popen(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert child.stdout.readline() == "begun\n"
+    worker = int(child.stdout.readline())
+    child.send_signal(ended_by)
+    assert child.stdout.read() == ""
+    assert child.wait() == -ended_by
+    child.stdout.close()
+    for _ in range(100):
+        if not Path(f"/proc/{worker}").exists() and worker:
+            break
+        time.sleep(0.05)
+    assert not Path(f"/proc/{worker}").exists() or "Z" in Path(f"/proc/{worker}/stat").read_text().split(")")[1]
+
+
+def test_errors_say_what_to_do():
+    with pytest.raises(InputError, match="engine must be one of local, ray, slurm, got 'cloud'"), open_engine("cloud"):
+        pass
+    with pytest.raises(InputError, match="workers must be a whole number, 1 or more, got 0"), open_engine(workers=0):
+        pass
+    both = failed([FailedPiece("a", "OSError: full"), FailedPiece("b", "wrong", ours=True)], 5, "cells")
+    assert isinstance(both, PieceError)
+    assert str(both) == "2 of 5 cells failed, the first is a: OSError: full"
+    assert isinstance(failed([FailedPiece("b", "wrong", ours=True)], 5, "cells"), InputError)
+
+
+@settings(max_examples=20, deadline=None)
+@given(shapes=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40)), max_size=4))
+def test_shared_values_are_what_pickle_gives(shapes, tmp_path_factory):
+    value = {number: np.random.default_rng(number).normal(size=shape) for number, shape in enumerate(shapes)}
+    path = tmp_path_factory.mktemp("shared") / "value"
+    loaded, plain = write_shared(value, path).load(), pickle.loads(pickle.dumps(value))
+    assert loaded.keys() == plain.keys()
+    assert all(np.array_equal(loaded[name], plain[name]) for name in plain)
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_ranges_are_the_same_with_more_workers(monkeypatch):
+    monkeypatch.setattr("normscope.studies.layer_watch.PATIENCE", 0.0)
+    with open_engine("local", 2) as engine:
+        by_two = ns.ranges(ns.demo_model(), tight=1, engine=engine)
+        assert engine.received > 0
+    assert by_two.to_bytes() == ns.ranges(ns.demo_model(), tight=1).to_bytes()
+
+
+def test_keys_that_fail_are_listed_and_the_rest_stands(monkeypatch):
+    monkeypatch.setattr("normscope.studies.key_verdicts.verdict", engine_pieces.first_head_fails)
+    with open_engine("local", 1) as engine:
+        found = ns.keys(ns.demo_model(), text="To be, or not to be", engine=engine)
+    [missed] = found.not_covered
+    assert "failed at sequence 0: ZeroDivisionError: no quotient" in missed.reason
+    assert sum(place.keys == 0 for place in found.places) == 1
+    assert found.holds

@@ -1,0 +1,131 @@
+"""The same question about many models: one table, an index of reports, failures as rows, interrupted runs resumed."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow.parquet
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from normscope import demo_model
+from normscope.engine import open_engine
+from normscope.errors import InputError
+from normscope.many_models import ask_many
+from normscope.models.listed_models import listed
+
+
+@pytest.fixture
+def models(tmp_path):
+    """Three files with norms, and one that is no model."""
+    for number in range(3):
+        gain = torch.linspace(0.5, 1.5 + number, 8)
+        save_file({"ln.weight": gain, "ln.bias": torch.zeros(8)}, tmp_path / f"model-{number}.safetensors")
+    (tmp_path / "broken.safetensors").write_bytes(b"no")
+    return tmp_path
+
+
+def rows_of(path):
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_models_are_named_by_patterns_and_lists(models, monkeypatch):
+    monkeypatch.chdir(models)
+    files = [f"model-{number}.safetensors" for number in range(3)]
+    (models / "all.txt").write_text(f"# ours\n{files[2]}\n\n{files[0]}\n", encoding="utf-8")
+    shutil.copy("all.txt", "names")
+    assert list(map(str, listed(["model-*.safetensors"]))) == files
+    assert list(map(str, listed(["all.txt"]))) == list(map(str, listed(["@names"]))) == [files[2], files[0]]
+    assert list(map(str, listed([files[1], "model-*", "all.txt"]))) == [files[1], files[0], files[2]]
+    assert listed([files[0]]) is None
+    assert listed([]) is None
+    (models / "[odd]").mkdir()
+    assert listed(["[odd]"]) is None  # it exists, so it is a name and no pattern
+    assert listed(["none-*"]) is None
+    assert list(map(str, listed([files[0], "none-*"]))) == [files[0], "none-*"]  # which will be a row with an error
+    (models / "empty.txt").write_text("\n# nothing\n", encoding="utf-8")
+    with pytest.raises(InputError, match="must have the path of a model in every line"):
+        listed(["empty.txt"])
+
+
+def test_a_model_that_fails_is_a_row_and_the_rest_stands(run_here, models, monkeypatch):
+    monkeypatch.chdir(models)
+    found = run_here("inspect", "*.safetensors", "-o", "all.csv", "--workers", "1", "--json")
+    assert found.returncode == 1
+    assert "1 of 4 models failed" in found.stderr
+    told = json.loads(found.stdout)["models"]
+    assert [row["norms"] for row in told] == [None, 1, 1, 1]
+    rows = rows_of("all.csv")
+    assert [row["model"] for row in rows] == ["broken.safetensors", *(f"model-{n}.safetensors" for n in range(3))]
+    assert "broken.safetensors" in rows[0]["failed"]
+    assert all(row["failed"] == "" and float(row["longest axis"]) > 0 for row in rows[1:])
+    assert not (models / "all.csv.parts").exists()
+    again = run_here("inspect", "*.safetensors", "-o", "all.csv", "--workers", "1")
+    assert again.returncode == 2
+    assert "exists" in again.stderr
+
+
+def test_other_processes_give_the_same_table_and_parquet_the_same_values(models):
+    paths = sorted(models.glob("*.safetensors"))
+    for workers, ending in ((1, "csv"), (1, "parquet"), (2, "csv")):
+        with open_engine("local", workers) as engine:
+            ask_many("inspect", paths, out=models / f"{workers}.{ending}", engine=engine)
+    assert (models / "1.csv").read_bytes() == (models / "2.csv").read_bytes()
+    table, rows = pyarrow.parquet.read_table(models / "1.parquet"), rows_of(models / "1.csv")
+    assert table.column_names == list(rows[0])
+    assert table["longest axis"].to_pylist() == [float(each) if (each := row["longest axis"]) else None for row in rows]
+
+
+def test_reports_have_an_index_and_an_interrupted_run_is_resumed(models, monkeypatch):
+    monkeypatch.chdir(models)
+    for name in ("one & only", "two"):
+        shutil.copytree(demo_model(), models / name)
+    program = (
+        "from pathlib import Path\nfrom normscope.engine import open_engine\n"
+        "from normscope.many_models import ask_many\n"
+        "with open_engine('local', 1) as engine:\n"
+        "    ask_many('report', [Path('one & only'), Path('two')], out=Path('pages'), engine=engine,\n"
+        "             options={'seconds': 0.0})\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    child = subprocess.Popen([sys.executable, "-c", program], env=environment)
+    parts = models / "pages" / ".parts"
+    while not list(parts.glob("*.json")):
+        assert child.poll() is None, "it ended before it could be killed"
+        time.sleep(0.005)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    [kept] = parts.glob("*.json")
+    first = models / "pages" / "one-only.html"
+    written = first.stat().st_mtime_ns
+    paths = [models / "one & only", models / "two"]
+    with pytest.raises(InputError, match="holds a run with other options"):
+        ask_many("report", paths, out=models / "pages", options={"seconds": 1.0})
+    with open_engine("local", 1) as engine:
+        result = ask_many("report", paths, out=models / "pages", options={"seconds": 0.0}, engine=engine)
+    assert first.stat().st_mtime_ns == written, f"{kept} was there"
+    assert [row.page for row in result.models] == ["one-only.html", "two.html"]
+    index = (models / "pages" / "index.html").read_text(encoding="utf-8")
+    assert 'href="one-only.html"' in index
+    assert "one &amp; only" in index
+    assert sorted(os.listdir(models / "pages")) == ["index.html", "models.csv", "one-only.html", "two.html"]
+
+
+def test_options_that_do_not_fit_are_refused(run_here, models, monkeypatch):
+    monkeypatch.chdir(models)
+    several, one = ["model-0.safetensors", "model-1.safetensors"], ["model-0.safetensors"]
+    for arguments, message in (
+        (["inspect", *several, "--picture", "a.png"], "--picture and --sarif take one model"),
+        (["inspect", *one, "--workers", "2"], "need several models"),
+        (["inspect", *one, "-o", "a.csv"], "a.csv must end in .safetensors for one model"),
+        (["check", *several, "-o", "a.txt"], "must end in"),
+    ):
+        found = run_here(*arguments)
+        assert (found.returncode, message in found.stderr) == (2, True), found.stderr

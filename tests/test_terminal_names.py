@@ -1,0 +1,78 @@
+"""Names of modules on a terminal: shortened in the middle so that rows do not wrap; full everywhere else."""
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from normscope.report.terminal import as_csv, as_text, short_names, show
+from normscope.results.inspection import Inspection, NormGeometry
+from normscope.results.inventory import FoundNorm
+
+WORDS = st.sampled_from(["model", "layers", "0", "7", "11", "input_layernorm", "post_attention_layernorm", "norm"])
+NAMES = st.lists(st.lists(WORDS, min_size=1, max_size=6).map(".".join), min_size=1, max_size=8)
+
+
+def llama(layers):
+    parts = ("input_layernorm", "post_attention_layernorm")
+    return [*(f"model.layers.{layer}.{part}" for layer in range(layers) for part in parts), "model.norm"]
+
+
+@given(NAMES, st.integers(4, 60))
+def test_short_names_fit_and_stay_different_or_are_all_unchanged(names, width):
+    short = short_names(names, width)
+    assert len(set(zip(names, short, strict=True))) == len(set(names)) == len(set(short))
+    if short != names:
+        assert max(map(len, short)) <= width
+    for name, other in zip(names, short, strict=True):
+        if len(name) <= width:
+            assert other == name
+
+
+@pytest.mark.parametrize("width", range(20, 45))
+def test_the_number_of_a_layer_and_the_end_of_a_name_stay(width):
+    names = llama(81)
+    for name, short in zip(names, short_names(names, width), strict=True):
+        assert short.endswith(name[-5:])
+        assert len(short) <= width
+        if name != "model.norm":
+            number = name.split(".")[2]
+            assert number in short.replace("…", ".").split(".")
+
+
+def test_names_that_differ_only_in_the_middle_stay_whole():
+    names = [f"{word}{40 * 'a'}.{40 * 'b'}{word}{40 * 'b'}.norm" for word in ("x", "y")]
+    names = [name[1:] for name in names]
+    assert short_names(names, 20) == names
+
+
+def shown(width, *, terminal=True, everything=False):
+    norms = [
+        NormGeometry(FoundNorm(name, "rmsnorm", 576, path=name, module="Norm", unchecked=None)) for name in llama(12)
+    ]
+    result = Inspection("a model", None, None, False, 1, 1, tuple(norms), None, None, ())
+    console = Console(width=width, file=io.StringIO(), force_terminal=terminal, color_system=None)
+    show(result, console, everything=everything)
+    return result, console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_every_norm_is_one_row_of_a_terminal(width):
+    _, text = shown(width)
+    rows = [line for line in text.splitlines() if "rmsnorm" in line]
+    assert len(rows) == 25
+    assert max(map(len, text.splitlines())) <= width
+    starts = [row.split()[0] for row in rows]
+    assert len(set(starts)) == 25
+    after = text.split("model.norm")[1].splitlines()
+    assert not any(line.strip().startswith("layernorm") for line in after)
+
+
+def test_names_are_full_where_there_is_no_terminal_and_with_all_columns():
+    result, text = shown(80, terminal=False)
+    _, everything = shown(80, everything=True)
+    for output in (text, everything, as_text(result), as_csv(result)):
+        assert "…" not in output
+    assert all(name in as_csv(result) and name in as_text(result) for name in llama(12))
