@@ -306,6 +306,10 @@ def test_the_tables_in_the_document_are_those_of_the_runs():
     rows, run = (json.loads((results / name).read_text(encoding="utf-8")) for name in ("folding.json", "fold.json"))
     assert tool.table(rows) in page
     assert tool.speed_table(run) in page
+    rewrites = json.loads((results / "rewrites.json").read_text(encoding="utf-8"))
+    assert tool.rewrites_table(rewrites) in page
+    assert [row["model"] for row in rewrites] == [ARCHITECTURES[name][0] for name in REQUIRED + OTHERS]
+    assert all(row[what]["rewrite_difference"] <= 1e-9 for row in rewrites for what in ("rescale", "rotate"))
     assert (run["layers"], run["width"], len(run["passes"])) == (12, 768, 24)
     assert [row["model"] for row in rows] == [ARCHITECTURES[name][0] for name in REQUIRED + OTHERS]
     assert all(row["holds"] and row["argmax_agreement"] == 1.0 for row in rows)

@@ -62,6 +62,25 @@ class Promise:
     taken: tuple[Taken, ...]
 
 
+@dataclass(frozen=True)
+class Scaling:
+    """Powers of two in a model: tensors become 2^k times what they were."""
+
+    exponents: Mapping[str, int]  # k by the first name of a tensor; others are unchanged
+    gains_less_one: frozenset[str]  # tensors w of which 1 + w is the gain of a norm
+    outputs: Mapping[str, int]  # k by norm: its output is 2^k times what it was
+
+
+@dataclass(frozen=True, eq=False)
+class Turning:
+    """Orthogonal matrices in a model: tensors are contracted with them along some axes."""
+
+    matrices: Mapping[str, Floats]  # by stream
+    keep_ones: frozenset[str]  # streams whose mean a norm subtracts
+    axes: Mapping[str, tuple[tuple[int, str], ...]]  # by the first name of a tensor: axes, and the streams along them
+    outputs: Mapping[str, str]  # by norm: the stream that its output turns with
+
+
 def identities(promise: Promise, before: Stored, after: Stored) -> Iterator[Identity]:
     """Every identity between stored tensors that a fold promises, in words, and whether it holds.
 
@@ -83,6 +102,42 @@ def identities(promise: Promise, before: Stored, after: Stored) -> Iterator[Iden
             yield f"the gain of {taken.norm} is 1, or still 0", bool((taken.gain_in(after) == ones).all())
         for reader in taken.readers:
             yield from _of_reader(taken, reader, reader.weight in promise.centred, before, after)
+
+
+def scaling_identities(scaling: Scaling, before: Stored, after: Stored) -> Iterator[Identity]:
+    """Every tensor that was scaled is its power of two times what it was, to the last bit where it is stored as it is.
+
+    >>> scaling = Scaling({"W": -3}, frozenset(), {})
+    >>> dict(scaling_identities(scaling, lambda name: np.array([8.0, 0.1]), lambda name: np.array([1.0, 0.0125])))
+    {'W is 2^-3 times what it was': True}
+    """
+    for name, exponent in scaling.exponents.items():
+        old, new = before(name), after(name)
+        if name in scaling.gains_less_one:
+            same = _small(new + 1 - np.ldexp(old + 1, exponent), np.ldexp(old, exponent), np.ones(1))
+        else:
+            same = bool((new == np.ldexp(old, exponent)).all())
+        yield f"{name} is 2^{exponent} times what it was", same
+
+
+def turning_identities(turning: Turning, before: Stored, after: Stored) -> Iterator[Identity]:
+    """Every matrix is orthogonal and keeps what it must, and every tensor that was turned is what it was, turned back.
+
+    >>> half = np.array([[1.0, -1.0], [1.0, 1.0]]) / np.sqrt(2)
+    >>> turning = Turning({"x": half}, frozenset(), {"W": ((1, "x"),)}, {})
+    >>> dict(turning_identities(turning, lambda name: np.eye(2), lambda name: half))
+    {'the matrix of x is orthogonal': True, 'W turned back is what it was': True}
+    """
+    for stream, matrix in turning.matrices.items():
+        one = np.eye(len(matrix))
+        yield f"the matrix of {stream} is orthogonal", _small(matrix @ matrix.T - one, one)
+        if stream in turning.keep_ones:
+            yield f"the matrix of {stream} keeps the vector of ones", _small(matrix.sum(axis=1) - 1, one)
+    for name, axes in turning.axes.items():
+        old, new = before(name), after(name)
+        for axis, stream in axes:
+            new = np.moveaxis(np.tensordot(new, turning.matrices[stream], ([axis], [1])), -1, axis)
+        yield f"{name} turned back is what it was", _small(new - old, old)
 
 
 def _of_reader(taken: Taken, reader: TakenBy, centred: bool, before: Stored, after: Stored) -> Iterator[Identity]:

@@ -466,6 +466,30 @@ def fold(
             help="Give a head tied to the token table its own copy of the matrix, and fold that too.",
         ),
     ] = False,
+    rotate: Annotated[
+        str | None,
+        typer.Option(
+            "--rotate",
+            metavar="KIND",
+            help="Turn streams by an orthogonal matrix: hadamard, random, or a .npy file. Gains are folded first.",
+        ),
+    ] = None,
+    rotate_heads: Annotated[
+        bool, typer.Option("--rotate-heads", metavar="", help="With --rotate: also turn the values inside every head.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Random seed of a rotation.", min=0)] = 0,
+    rescale: Annotated[
+        str | None,
+        typer.Option(
+            "--rescale",
+            metavar="TYPE",
+            help="Keep streams within a type, such as float16, by powers of two. Without --rotate nothing is folded.",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(help="Largest relative error of rescaled gains that are stored as 1 + w.", min=0),
+    ] = 1e-2,
     plan: Annotated[
         bool,
         typer.Option(
@@ -493,6 +517,11 @@ def fold(
         out=out,
         rms=rms,
         untie=untie,
+        rotate=rotate,
+        rotate_heads=rotate_heads,
+        seed=seed,
+        rescale=rescale,
+        tolerance=tolerance,
         plan=plan,
         device=device,
         dtype=dtype,

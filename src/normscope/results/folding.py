@@ -1,5 +1,6 @@
 """`normscope.fold`: what became of every norm of a model, and the proof that the folded model is the same function."""
 
+import math
 import os
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,10 @@ FOLDED: Final = "folded"
 AFTER_LOOKUP: Final = "after look-up"
 KEPT: Final = "kept"
 NOTHING: Final = "nothing to fold"
+RESCALED: Final = "rescaled"
+ROTATED: Final = "rotated"
+FITS: Final = "fits"
+KEPT_STREAM: Final = "kept as it is"
 SAVED_BY = "normscope.rewrite.saved_model:save_folding"
 
 
@@ -58,6 +63,29 @@ class NormVerdict:
         parts = [f"centring: {self.centring.reason}"] if self.centring.what in (KEPT, AFTER_LOOKUP) else []
         parts += [f"affine: {self.affine.reason}"] if self.affine.what == KEPT else []
         return "; ".join(parts) or None
+
+
+@dataclass(frozen=True)
+class StreamVerdict:
+    """What becomes of a stream, or of another value that is rescaled or rotated: all that have to change together."""
+
+    stream: Annotated[str, Column("stream", "The norms that read it, or where it is computed.")]
+    what: Annotated[
+        Literal["rescaled", "rotated", "fits", "kept as it is"],
+        Column("became", "Fits: there is no need to rescale it."),
+    ]
+    how: Annotated[str, Column("how, or why not", "The matrix of a rotation, or what decides.")]
+    bound: Annotated[
+        float | None, Column("bound", "No entry was beyond this, whatever the input; none if it is not known.", ".6g")
+    ] = None
+    seen: Annotated[float | None, Column("largest seen", "The largest entry in the certified call.", ".6g")] = None
+    exponent: Annotated[
+        int | None, Column("power of two", "The factor: 2 to this power.", lambda power: f"2^{power}" if power else "1")
+    ] = None
+
+    @property
+    def bound_now(self) -> Annotated[float | None, Column("bound now", "The bound after rescaling.", ".6g")]:
+        return None if self.bound is None or self.exponent is None else math.ldexp(self.bound, self.exponent)
 
 
 @dataclass(frozen=True)
@@ -139,7 +167,7 @@ class Program:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Folding(Result, kind="folding", schema_version=3, remarked_by="normscope.rules.folding:remarks"):
+class Folding(Result, kind="folding", schema_version=4, remarked_by="normscope.rules.folding:remarks"):
     """A folded copy of a model, what was done to each norm, and the certificate that both are the same function."""
 
     model: str
@@ -150,6 +178,8 @@ class Folding(Result, kind="folding", schema_version=3, remarked_by="normscope.r
     certificate: Certificate | None  # None: only planned, nothing was run
     tied: tuple[Tie, ...]  # tables left unchanged because a head shares them
     untied: tuple[Tie, ...]  # tables whose head now has a copy
+    streams: Annotated[tuple[StreamVerdict, ...], Table("Streams of {0.model}")] = ()  # of a rescale or a rotation
+    gain_rounding: float | None = None  # of rescaled gains stored as 1 + w: the largest error of one, relative
     not_run: tuple[str, ...] = ()  # modules that the traced call does not use: not covered
     rms: bool = False  # whether norms were replaced by RMSNorm modules
     replaced: tuple[str, ...] = ()  # norms that are now RMSNorm modules

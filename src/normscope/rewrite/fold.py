@@ -12,6 +12,9 @@ The result is a model of the same architecture with other weights, which compute
     rounding    the same for the original, each of the tensors that folding changed rounded once more to its dtype
     deployed    both models in their own dtype, compared with the error that the original makes there
     algebra     identities of weights, which need no inputs: `normscope.certificates.check_fold`
+
+Streams can also be turned by an orthogonal matrix (`rotate`), once gains are folded, and multiplied by powers of two
+(`rescale`), which by itself needs no fold. These rewrites follow one another, with one certificate for all.
 """
 
 import copy
@@ -27,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from normscope.certificates.check_fold import identities
+from normscope.certificates.check_fold import Scaling
 from normscope.checks import first_line
 from normscope.errors import InputError, TraceError
 from normscope.models.batches import Inputs, first_batch
@@ -37,14 +40,23 @@ from normscope.models.float64_run import difference, evaluate, outputs_of
 from normscope.models.graph import ModelGraph, trace
 from normscope.models.subject import Model, Subject, Text
 from normscope.progress import Progress, silent
-from normscope.results.folding import AFTER_LOOKUP, FOLDED, LARGEST_DIFFERENCE, Certificate, Decision, Folding
+from normscope.results.folding import (
+    AFTER_LOOKUP,
+    FOLDED,
+    LARGEST_DIFFERENCE,
+    Certificate,
+    Decision,
+    Folding,
+)
 from normscope.results.folding import NormVerdict as Verdict
-from normscope.rewrite.folded_weights import FoldedWeights, Stored, store
+from normscope.rewrite.folded_weights import FoldedWeights, HeldWeights, NewWeights, store
 from normscope.rewrite.norm_places import Watch
-from normscope.rewrite.plan import Plan, decide
+from normscope.rewrite.plan import Plan, decide, unchanged
+from normscope.rewrite.rewrites import TOLERANCE, Rewrites, Wanted
 from normscope.rewrite.rms_modules import Replaced, replace_norms
 from normscope.rewrite.saved_model import Source, TracedCall, require_new_folder, save_folding
 from normscope.rewrite.stored_tensors import StoredTensors, Uses, give_copies, ties
+from normscope.rewrite.streams import Streams
 
 TRIES, MANY = 3, 10**7  # number of random roundings of the original; numbers from which on one is as good as several
 
@@ -57,6 +69,11 @@ def fold(
     out: str | os.PathLike[str] | None = None,
     rms: bool = False,
     untie: bool = False,
+    rotate: str | os.PathLike[str] | None = None,
+    rotate_heads: bool = False,
+    seed: int = 0,
+    rescale: str | None = None,
+    tolerance: float = TOLERANCE,
     plan: bool = False,
     device: str = "cpu",
     dtype: str | None = None,
@@ -78,6 +95,18 @@ def fold(
     untie
         Give a head tied to the token table its own copy of the matrix. Otherwise the table stays unchanged, and the
         last gain too.
+    rotate
+        "hadamard", "random" or a .npy file with an orthogonal matrix: turn every stream by such a matrix where nothing
+        acts on its single channels. Gains are folded first.
+    rotate_heads
+        Also turn the values inside every head; those of a file's matrix are turned by a Hadamard matrix.
+    seed
+        Of the random signs, orders and matrices of a rotation.
+    rescale
+        The name of a type, such as "float16": multiply streams, and other values that can pass its largest number, by
+        powers of two until they can't. Without `rotate` nothing is folded then.
+    tolerance
+        The largest relative error that rescaled gains may have where they are stored as 1 + w, which costs digits.
     plan
         Only decide what can be folded, from the graph and the stored tensors, read in parts: for models of any size.
         Nothing is run, changed or certified.
@@ -103,12 +132,14 @@ def fold(
     """
     if out is not None:
         require_new_folder(Path(out))
+    matrix = None if rotate is None else os.fspath(rotate)
+    wanted = Wanted(rms, untie, matrix, rotate_heads, seed, rescale, tolerance)
     source = Source.of(Path(model)) if isinstance(model, str | Path) else None
     stored = None if source is None else source.dtype
     subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype or stored)
     if plan:
-        if out is not None or rms or untie:
-            raise InputError("plan can't be combined with out, rms or untie: it decides, and changes nothing")
+        if out is not None or wanted != Wanted():
+            raise InputError("plan can't be combined with other options: it decides, and changes nothing")
         return _planned(subject)
     live = subject.module
     if any(parameter.is_meta for parameter in live.parameters()):
@@ -116,7 +147,7 @@ def fold(
     given = subject.example
     example = example_inputs(live) if given is None else first_batch(live, given)
     graph = _traced(live, example, generated=given is None)
-    folding = _folded(live, graph, example, rms=rms, untie=untie, progress=progress)
+    folding = _folded(live, graph, example, wanted, subject.input_ranges, progress, has_text=subject.text is not None)
     folding = replace(folding, model=subject.name, call=replace(folding.call, source=source))
     return folding if out is None else save_folding(folding, out)
 
@@ -132,7 +163,14 @@ def _planned(subject: Subject) -> Folding:
 
 
 def _folded(
-    model: nn.Module, graph: ModelGraph, example: Mapping[str, Any], *, rms: bool, untie: bool, progress: Progress
+    model: nn.Module,
+    graph: ModelGraph,
+    example: Mapping[str, Any],
+    wanted: Wanted,
+    given: Mapping[str, tuple[float, float]],
+    progress: Progress,
+    *,
+    has_text: bool,
 ) -> Folding:
     norms = find_alone(model).values()  # compared below with their calls in the model's own run
     original = StoredTensors(model)
@@ -141,25 +179,32 @@ def _folded(
     uses = Uses(original, graph)
     tied, not_run = ties(uses), uses.idle()
     folded = _copy(model)
-    if untie and tied:
+    if wanted.untie and tied:
         give_copies(folded, tied)
         uses = Uses(StoredTensors(folded), trace(folded, example))
         if not difference(evaluate(uses.graph.program, uses.tensors.in_float64), reference) <= LARGEST_DIFFERENCE:
             raise InputError(f"{type(model).__name__} computes something else without its ties: fold it with them")
-    stored = uses.tensors if untie and tied else StoredTensors(folded)
+    stored = uses.tensors if wanted.untie and tied else StoredTensors(folded)
     plan = decide(folded, uses, norms, watched.mistaken)
-    weights = FoldedWeights(original, plan.promise, uses.tensors)
-    changed, after_folding = store(weights, stored), Stored(weights, stored)
-    checked = list(identities(plan.promise, lambda name: original.in_float64(name).numpy(), after_folding))
-    checked += after_folding.as_computed()
-    program, replaced = uses.graph, None
-    if rms:
+    if wanted.rescale is not None and wanted.rotate is None:
+        plan = unchanged(plan, "only scales were changed")
+    rewrites = Rewrites(folded, original, uses, plan, Streams(uses.graph, norms, watched.mistaken), norms)
+    if wanted.rotate is not None:
+        rewrites.rotate(wanted.rotate, wanted.seed, heads=wanted.rotate_heads)
+    if wanted.rescale is not None:
+        rewrites.rescale(wanted.rescale, given, example, watched.mistaken, has_text=has_text)
+    weights, program, replaced = rewrites.weights, rewrites.graph, None
+    changed, held = store(weights, stored), HeldWeights(weights, stored)
+    checked = [*rewrites.identities(held), *held.as_computed()]
+    gain_rounding = _gain_rounding(rewrites.scaling, weights, stored, wanted.tolerance)
+    if wanted.rms:
+        assert isinstance(weights, FoldedWeights)
         replaced = replace_norms(folded, uses.graph, plan, norms, weights)
         program, stored = trace(folded, example), StoredTensors(folded)
-    rewritten = Watch(program, norms, plan.promise.taken)
+    rewritten = Watch(program, norms, weights.restored)
     unrounded = evaluate(program.program, (replaced or weights).__getitem__, rewritten)
     args, kwargs = graph.program.example_inputs
-    before, after = (outputs_of(each, args, kwargs) for each in (model, folded))
+    outputs = [outputs_of(each, args, kwargs) for each in (model, folded)]
     written = difference(evaluate(program.program, stored.in_float64), reference)
     return Folding(
         model=type(model).__name__,
@@ -170,24 +215,47 @@ def _folded(
             dtype=_dtype(folded),
             rewrite_difference=_finite(difference(unrounded + rewritten.outputs(), reference + watched.outputs())),
             written_difference=_finite(written),
-            rounding_difference=_finite(_rounding(graph.program, original, changed, reference, progress)),
+            rounding_difference=_finite(
+                _rounding(graph.program, original, changed, rewrites.scaling, reference, progress)
+            ),
             read_back=False,
-            difference=_finite(difference(after, before)),
-            original_error=_finite(difference(before, reference)),
-            folded_error=_finite(difference(after, reference)),
-            argmax_agreement=_agreement(before, after),
+            difference=_finite(difference(outputs[1], outputs[0])),
+            original_error=_finite(difference(outputs[0], reference)),
+            folded_error=_finite(difference(outputs[1], reference)),
+            argmax_agreement=_agreement(*outputs),
             identities=len(checked),
             broken=tuple(words for words, holds in checked if not holds),
         ),
-        tied=() if untie else tied,
-        untied=tied if untie else (),
+        tied=() if wanted.untie else tuple(tie for tie in tied if original.first_name(tie.table) not in changed),
+        untied=tied if wanted.untie else (),
+        streams=tuple(rewrites.verdicts),
+        gain_rounding=gain_rounding,
         not_run=not_run,
-        rms=rms,
+        rms=wanted.rms,
         replaced=() if replaced is None else replaced.norms,
         centred_look_ups=() if replaced is None else replaced.look_ups,
         module=folded,
-        call=TracedCall(args, kwargs, program.program, reference, after),
+        call=TracedCall(args, kwargs, program.program, reference, outputs[1]),
     )
+
+
+def _gain_rounding(scaling: Scaling, weights: NewWeights, stored: StoredTensors, tolerance: float) -> float | None:
+    """The largest relative error of a rescaled gain that is stored as 1 + w; refused if it is above the tolerance."""
+    errors = {}
+    for name in scaling.gains_less_one & scaling.exponents.keys():
+        gain = weights[name] + 1
+        errors[name] = float((stored.in_float64(name) + 1 - gain).norm() / gain.norm())
+    if not errors:
+        return None
+    worst = max(errors, key=lambda name: errors[name])
+    if errors[worst] > tolerance:
+        dtype = str(stored.dtype(worst)).removeprefix("torch.")
+        raise InputError(
+            f"{worst} holds a gain as 1 + w: in {dtype} it would be off by {errors[worst]:.1e} of its size once it is "
+            f"2^{scaling.exponents[worst]} times as large, more than the tolerance {tolerance:g}: store the model in "
+            "float32 (--dtype float32), or allow more (--tolerance)"
+        )
+    return errors[worst]
 
 
 def _traced(model: nn.Module, example: Mapping[str, Any], *, generated: bool) -> ModelGraph:
@@ -217,14 +285,16 @@ def _rounding(
     program: ExportedProgram,
     tensors: StoredTensors,
     changed: Collection[str],
+    scaling: Scaling,
     reference: list[Tensor],
     progress: Progress,
 ) -> float:
     """How far the outputs of a model move, in float64, if some of its tensors are rounded once more to their dtype.
 
     The largest of a few tries, so that a lucky one does not count as the rounding error; of many numbers no try has
-    much luck.
+    much luck. Gains that are stored as 1 + w and rescaled are rounded as they are stored then, which costs them digits.
     """
+    gains = {name: scaling.exponents.get(name, 0) for name in scaling.gains_less_one}
     seeds = {tensors.first_name(name): seed for seed, name in enumerate(changed)}
     numbers = sum(tensors[name].numel() for name in seeds)
     count = 0 if not seeds else TRIES if numbers < MANY else 1
@@ -234,7 +304,9 @@ def _rounding(
         if first not in seeds:
             return values
         random = torch.Generator().manual_seed(TRIES * seeds[first] + number)  # reproducible
-        return rounded_once_more(values, tensors[name].dtype, random)
+        factor, one = (2.0 ** gains[first], 1.0) if first in gains else (1.0, 0.0)
+        rounded = rounded_once_more((values + one) * factor - one, tensors[name].dtype, random)
+        return (rounded + one) / factor - one
 
     tries = [
         difference(evaluate(program, partial(rounded, number=number)), reference)

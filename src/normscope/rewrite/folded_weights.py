@@ -3,39 +3,68 @@
     writer of a stream     W ← ΠW over its outputs
     reader of a norm       W ← W·diag(t),  c ← c + f·W·s        f: factor between norm and reader
     the norm itself        g ← g/t,  b ← (b − s)/t
+    in a turned stream     W ← WQ along the axis of the channels
+    at another scale       W ← 2^k·W,  or 2^k·(1 + w) − 1 for a gain that is stored as 1 + w
 
 Tensors are computed on demand and not kept, so that no second model in float64 has to fit into memory.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from normscope.certificates.check_fold import Promise
+from normscope.certificates.check_fold import Promise, Scaling, Turning
 from normscope.checks import Floats
 from normscope.rewrite.stored_tensors import StoredTensors
 
 
-class FoldedWeights:
-    """The tensors of a model after a fold, by any of their names.
+class NewWeights(ABC):
+    """The tensors of a rewritten model, by any of their names. Rewrites follow one another: `before` is the last."""
+
+    def __init__(self, names: StoredTensors) -> None:
+        self.names = names
+
+    @abstractmethod
+    def __getitem__(self, name: str) -> Tensor:
+        """The values of a tensor, in float64 on the CPU."""
+
+    @property
+    @abstractmethod
+    def touched(self) -> frozenset[str]:
+        """The first names of tensors that may have new values."""
+
+    @abstractmethod
+    def restored(self, norm: str, output: Tensor) -> Tensor:
+        """What a norm gave before the rewrite, from what it gives now."""
+
+    def changed(self) -> Iterator[tuple[str, ...]]:
+        """All names of each tensor that may have new values, its first name first."""
+        touched = self.touched
+        yield from (self.names.names(name) for name in self.names.first_names if name in touched)
+
+
+class FoldedWeights(NewWeights):
+    """The tensors of a model after a fold.
 
     The fold may be of a copy that has separate tensors where the model shares one: then `names` are those of the copy.
     """
 
     def __init__(self, original: StoredTensors, promise: Promise, names: StoredTensors) -> None:
-        self._original, self._names = original, names
+        super().__init__(names)
+        self._original = original
         self._centred, taken = promise.centred, promise.taken
         self._gains = {each.gain_tensor: each for each in taken if each.gain_tensor is not None}
         self._biases = {each.bias_tensor: each for each in taken if each.bias_tensor is not None}
+        self._taken = {each.norm: each for each in taken}
         self._readers = {reader.weight: (each, reader) for each in taken for reader in each.readers}
         self._reader_biases = {
             reader.bias: (each, reader) for each in taken for reader in each.readers if reader.bias is not None
         }
 
     def __getitem__(self, name: str) -> Tensor:
-        """The values of a tensor, in float64 on the CPU."""
-        first = self._names.first_name(name)
+        first = self.names.first_name(name)
         values = self._original.in_float64(first)
         if first in self._gains:
             taken = self._gains[first]
@@ -57,11 +86,60 @@ class FoldedWeights:
             values = centred(values, self._centred[first])
         return values
 
-    def changed(self) -> Iterator[tuple[str, ...]]:
-        """All names of each tensor that may have new values, its first name first."""
+    @property
+    def touched(self) -> frozenset[str]:
         parts = (self._centred, self._gains, self._biases, self._readers, self._reader_biases)
-        touched = set().union(*parts)
-        yield from (self._names.names(name) for name in self._names.first_names if name in touched)
+        return frozenset[str]().union(*parts)
+
+    def restored(self, norm: str, output: Tensor) -> Tensor:
+        taken = self._taken.get(norm)
+        return output if taken is None else torch.tensor(taken.gain) * output + torch.tensor(taken.bias)
+
+
+class TurnedWeights(NewWeights):
+    """The tensors of a model after streams were turned by orthogonal matrices."""
+
+    def __init__(self, before: NewWeights, turning: Turning) -> None:
+        super().__init__(before.names)
+        self._before, self._turning = before, turning
+        self._matrices = {stream: torch.from_numpy(matrix) for stream, matrix in turning.matrices.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        values = self._before[name]
+        for axis, stream in self._turning.axes.get(self.names.first_name(name), ()):
+            values = (values.movedim(axis, -1) @ self._matrices[stream]).movedim(-1, axis)
+        return values.contiguous()
+
+    @property
+    def touched(self) -> frozenset[str]:
+        return self._before.touched | self._turning.axes.keys()
+
+    def restored(self, norm: str, output: Tensor) -> Tensor:
+        stream = self._turning.outputs.get(norm)
+        return self._before.restored(norm, output if stream is None else output @ self._matrices[stream].T)
+
+
+class ScaledWeights(NewWeights):
+    """The tensors of a model after powers of two were put into some."""
+
+    def __init__(self, before: NewWeights, scaling: Scaling) -> None:
+        super().__init__(before.names)
+        self._before, self._scaling = before, scaling
+
+    def __getitem__(self, name: str) -> Tensor:
+        first = self.names.first_name(name)
+        values, exponent = self._before[name], self._scaling.exponents.get(first)
+        if exponent is None:
+            return values
+        one = 1.0 if first in self._scaling.gains_less_one else 0.0
+        return (values + one) * 2.0**exponent - one
+
+    @property
+    def touched(self) -> frozenset[str]:
+        return self._before.touched | self._scaling.exponents.keys()
+
+    def restored(self, norm: str, output: Tensor) -> Tensor:
+        return self._before.restored(norm, output * 2.0 ** -self._scaling.outputs.get(norm, 0))
 
 
 def centred(values: Tensor, axis: int) -> Tensor:
@@ -79,7 +157,7 @@ def along(vector: Tensor, axis: int, axes: int) -> Tensor:
     return vector.view([-1 if number == axis else 1 for number in range(axes)])
 
 
-def store(weights: FoldedWeights, tensors: StoredTensors) -> tuple[str, ...]:
+def store(weights: NewWeights, tensors: StoredTensors) -> tuple[str, ...]:
     """Put folded tensors into a copy of the model, each in its own dtype; return the names of those that changed."""
     changed: list[str] = []
     with torch.no_grad():
@@ -93,10 +171,10 @@ def store(weights: FoldedWeights, tensors: StoredTensors) -> tuple[str, ...]:
     return tuple(dict.fromkeys(changed))
 
 
-class Stored:
-    """The folded weights as `identities` look them up, each compared on the way with what the model holds."""
+class HeldWeights:
+    """The rewritten weights as `identities` look them up, each compared on the way with what the model holds."""
 
-    def __init__(self, weights: FoldedWeights, tensors: StoredTensors) -> None:
+    def __init__(self, weights: NewWeights, tensors: StoredTensors) -> None:
         self._weights, self._tensors = weights, tensors
         self._changed = {name: names for names in weights.changed() for name in names}
         self._held: dict[str, bool] = {}  # by the first name of a tensor: whether the model holds it as computed

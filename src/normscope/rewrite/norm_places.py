@@ -9,14 +9,13 @@ with that of the recognised norm for the same input; and the outputs of norms be
 are compared by their product with one random vector, so that the certificate covers norms that no output depends on.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
-from normscope.certificates.check_fold import Taken
 from normscope.models.graph import Call, ModelGraph
 from normscope.models.graph_operations import is_float
 from normscope.norm import Norm
@@ -64,14 +63,18 @@ def place(graph: ModelGraph, found: FoundNorm) -> tuple[NormCall, ...] | str:
 class Watch:
     """The norms of a graph while it is computed: called with every node and its value, in order.
 
-    In the original it checks that they compute what was recognised; for the folded model it knows what was taken
-    over.
+    In the original it checks that they compute what was recognised; for a rewritten model `restored` gives what a norm
+    gave in the original.
     """
 
-    def __init__(self, graph: ModelGraph, norms: Iterable[FoundNorm], taken: Iterable[Taken] | None = None) -> None:
+    def __init__(
+        self,
+        graph: ModelGraph,
+        norms: Iterable[FoundNorm],
+        restored: Callable[[str, Tensor], Tensor] | None = None,
+    ) -> None:
         self.mistaken: dict[str, str] = {}  # norms that compute something else inside the model, with a description
-        self._checks = taken is None
-        self._taken = {part.norm: part for part in taken or ()}
+        self._checks, self._restored = restored is None, restored
         self._norms: dict[str, Norm] = {}
         self._outputs: dict[str, list[Tensor]] = {}
         self._by_output: dict[Node, NormCall] = {}
@@ -102,11 +105,9 @@ class Watch:
         return [output for outputs in self._outputs.values() for output in outputs]
 
     def _times_a_vector(self, name: str, output: Tensor) -> Tensor:
-        taken, random = self._taken.get(name), torch.Generator().manual_seed(SEED)
+        random = torch.Generator().manual_seed(SEED)
         vector = torch.randn(output.shape[-1], generator=random, dtype=torch.float64)
-        if taken is not None:
-            output = torch.tensor(taken.gain) * output + torch.tensor(taken.bias)
-        return output @ vector
+        return (output if self._restored is None else self._restored(name, output)) @ vector
 
     def _compare(self, name: str, given: Tensor, made: Tensor) -> None:
         if not bool(given.isfinite().all()):

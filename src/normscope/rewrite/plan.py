@@ -69,6 +69,13 @@ def decide(model: nn.Module, uses: Uses, norms: Iterable[FoundNorm], mistaken: M
     return Plan(tuple(verdicts), promise, centring.look_ups())
 
 
+def unchanged(plan: Plan, why: str) -> Plan:
+    """The same norms, of which nothing is folded, with the reason."""
+    kept = Decision(KEPT, why)
+    verdicts = tuple(NormVerdict(verdict.norm, verdict.kind, kept, kept) for verdict in plan.verdicts)
+    return Plan(verdicts, Promise({}, ()), ())
+
+
 class _Centring:
     """Which streams can lose their mean. Streams are rejected until all writers of the rest can be centred."""
 

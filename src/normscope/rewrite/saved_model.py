@@ -31,6 +31,7 @@ from normscope.models.load import DTYPES, load_model, load_tokenizer
 from normscope.models.transformers_library import locked
 from normscope.results.folding import Certificate, Folding
 from normscope.results.result import FOLDER_FILE
+from normscope.rewrite.eps_settings import same_numbers
 from normscope.rewrite.saved_program import as_function, open_program, save_program, stored_in
 from normscope.rewrite.stored_tensors import StoredTensors
 
@@ -140,6 +141,8 @@ def _write_weights(folding: Folding, folder: Path) -> Folding:
         raise InputError(f"{type(model).__name__} can't be stored {what}: {reason}") from None
     stored, wanted = StoredTensors(loaded), StoredTensors(model)
     _require_same_tensors(stored, wanted, model.state_dict())
+    if not same_numbers(loaded, model):
+        raise InputError(f"{type(model).__name__} is loaded with another eps than it was saved with")
     _require_same_outputs(folding, outputs_of(loaded, call.args, call.kwargs))
     folding = _read_back(folding, None if stored.equal(wanted) else evaluate(call.program, stored.in_float64))
     return (

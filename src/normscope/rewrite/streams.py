@@ -97,13 +97,13 @@ class Streams:
             if found.norm is not None and found.norm.projects and found.norm.groups == 1:
                 self._blind.add(name)
         calls = [call for placed in self.calls.values() for call in placed]
-        self._by_output = {call.output: call for call in calls}
-        self._inside = {node: call for call in calls for node in call.nodes}
-        self._totals = {product.total: product for product in graph.multiplications.values()}
+        self.by_output = {call.output: call for call in calls}
+        self.inside = {node: call for call in calls for node in call.nodes}
+        self.totals = {product.total: product for product in graph.multiplications.values()}
         self._streams: dict[Node, Stream] = {}  # by a value that a norm reads
         for call in calls:
             if call.norm in self._blind and call.value not in self._streams:
-                stream = _Followed(self, call.value).stream()
+                stream = Followed(self, call.value).stream()
                 self._streams |= dict.fromkeys((call.value, *(reader.value for reader in stream.readers)), stream)
 
     @property
@@ -118,7 +118,7 @@ class Streams:
     @property
     def blind_nodes(self) -> frozenset[Node]:
         """The operations of norms that do not depend on the mean of their input."""
-        return frozenset(node for node, call in self._inside.items() if self.is_blind(call))
+        return frozenset(node for node, call in self.inside.items() if self.is_blind(call))
 
     def is_blind(self, call: NormCall) -> bool:
         """Whether a norm does not depend on the mean of its input."""
@@ -176,8 +176,14 @@ class Streams:
         return f"{what} in {self.graph.module_of(node) or 'the model'} ({node.name})"
 
 
-class _Followed:
-    """One stream, followed from one of its values."""
+class Followed:
+    """One stream, followed from one of its values, up to norms; those that read it must not depend on its mean.
+
+    Three methods say this, and others can be given: which values are followed to their users, what a norm does to the
+    stream, and what else reads it.
+    """
+
+    depends = "depends on its mean"  # what stands against a reader that is not known
 
     def __init__(self, streams: Streams, start: Node) -> None:
         self._all = streams
@@ -194,7 +200,7 @@ class _Followed:
             if node not in self._axes:
                 self._axes[node] = axis
                 self._backward(node, axis)
-                if not self._is_of_a_norm(node):
+                if self._is_followed(node):
                     self._forward(node, axis)
             elif self._axes[node] != axis:
                 self._obstacles.append(f"{streams.words(node)} has its channels in two axes at once")
@@ -209,10 +215,28 @@ class _Followed:
             tuple(dict.fromkeys(self._obstacles)),
         )
 
+    def _is_followed(self, node: Node) -> bool:
+        return not self._is_of_a_norm(node)
+
+    def _write_norm(self, call: NormCall, axis: int) -> None:
+        """A norm writes to the stream."""
+        self._norm_writers.append(call)
+
+    def _read_norm(self, call: NormCall, axis: int) -> None:
+        """A norm reads the stream."""
+        if axis == -1 and self._all.is_blind(call):
+            self._readers += [call] if call not in self._readers else []
+        else:
+            self._obstacles.append(f"{call.norm} reads the same stream and does not subtract its mean")
+
+    def _read_layer(self, user: Node, node: Node, axis: int) -> bool:
+        """Whether an operation is a known reader of a value of the stream, which is then noted."""
+        return False
+
     def _is_of_a_norm(self, node: Node) -> bool:
         """Whether a value is the output of a norm, possibly moved: it is unchanged for all its readers."""
         value: Node | None = node
-        while value is not None and value not in self._all._by_output:
+        while value is not None and value not in self._all.by_output:
             value = handed_on(value)
         return value is not None
 
@@ -220,8 +244,8 @@ class _Followed:
         """Follow a value of the stream to its sources."""
         if node in self._graph.overwritten and (node.op == "placeholder" or self._is_of_a_norm(node)):
             self._obstacles.append(f"{self._words(node)} is changed in place")
-        if node in self._all._by_output:
-            self._norm_writers.append(self._all._by_output[node])
+        if node in self._all.by_output:
+            self._write_norm(self._all.by_output[node], axis)
         elif (writer := self._writer(node, axis)) is not None:
             self._writers.append(writer)
         elif kind_of(node) in ZEROS:
@@ -244,7 +268,7 @@ class _Followed:
     def _writer(self, node: Node, axis: int) -> Writer | None:
         if (name := self._graph.stored_name(node)) is not None:
             return Writer((node,), name.rpartition(".")[0], name, axis)
-        if (product := self._all._totals.get(node)) is not None:
+        if (product := self._all.totals.get(node)) is not None:
             along = next((axes.weight for axes in product.outputs if axes.value == axis), None)
             if along is not None:
                 return Writer(product.nodes, product.module, product.weight, along, product.bias)
@@ -287,24 +311,25 @@ class _Followed:
         for user in node.users:
             if not counts(user, node):
                 continue
-            call = self._all._inside.get(user)
+            call = self._all.inside.get(user)
             if call is not None and node in call.nodes and handed_in(node, call.nodes):
                 continue  # inside a norm, on its own input: a cast that changes nothing may be used outside too
             if call is not None and call.value is node:
-                if axis == -1 and self._all.is_blind(call):
-                    self._readers += [call] if call not in self._readers else []
-                else:
-                    self._obstacles.append(f"{call.norm} reads the same stream and does not subtract its mean")
+                self._read_norm(call, axis)
+                if hands_on(user, node):  # a cast that changes nothing, which others outside the norm may use
+                    self._pending.append((user, axis))
+                continue
+            if self._read_layer(user, node, axis):
                 continue
             for following, its_axis in self._followers(node, user, axis):
                 if its_axis is None:
-                    self._obstacles.append(f"{self._words(following)} reads the same stream and depends on its mean")
+                    self._obstacles.append(f"{self._words(following)} reads the same stream and {self.depends}")
                 else:
                     self._pending.append((following, its_axis))
 
     def _followers(self, node: Node, user: Node, axis: int) -> Iterator[tuple[Node, int | None]]:
         """The outputs of a user of a value of the stream, and their channel axis, if they have one."""
-        if user in self._all._totals and user not in self._graph.multiplications:
+        if user in self._all.totals and user not in self._graph.multiplications:
             yield user, None  # a product and its bias are one writer: nothing else may be added here
         elif node in (terms_of(user, axis) or ()):
             yield user, axis

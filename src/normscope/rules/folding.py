@@ -68,7 +68,10 @@ def remarks(result: Folding) -> Iterator[str]:
     )
     yield f"{holding} {found.identities} identities of weights hold{same}."
     if not result.changed:
-        yield "Nothing could be folded: the model is unchanged."
+        what = "had to be, or could be, rescaled" if result.streams else "could be folded"
+        yield f"Nothing {what}: the model is unchanged."
+    if result.gain_rounding is not None:
+        yield f"Gains stored as 1 + w lose digits at another scale: by {number(result.gain_rounding)} of their size."
     if any(norm.centring.what == AFTER_LOOKUP for norm in result.norms):
         yield (
             "Mean, after look-up: everything that writes to the stream is centred but the embedding table; "

@@ -1,0 +1,181 @@
+"""Powers of two through whole models: the same function, the same bits, and values that fit half precision."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from folding_models import folding_model
+from normscope import fold
+from normscope.errors import InputError, NotCertifiedError
+from normscope.results.folding import FITS, KEPT_STREAM, RESCALED
+from normscope.rewrite import rewrites
+
+HUGE = 2.0**14
+
+
+def with_huge_writers(architecture, parts, factor=HUGE, layers=1):
+    model = folding_model(architecture, layers=layers)
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            if any(part in name for part in parts):
+                values.mul_(factor)
+    return model
+
+
+def logits(model, folding):
+    with torch.no_grad():
+        return model(*folding.call.args, **folding.call.kwargs).logits
+
+
+def stream(folding):
+    return max(folding.streams, key=lambda verdict: verdict.bound or 0.0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "parts"),
+    [("llama", ("o_proj", "down_proj")), ("gpt2", ("c_proj",))],
+)
+def test_a_stream_beyond_float16_fits_after_and_float32_outputs_are_the_same_bits(architecture, parts, tmp_path):
+    model = with_huge_writers(architecture, parts)
+    folding = fold(model, rescale="float16", out=tmp_path / "rescaled")
+    assert folding.holds
+    assert folding.certificate.rewrite_difference == folding.certificate.written_difference == 0.0
+    found = stream(folding)
+    assert found.what == RESCALED
+    assert found.bound > 65504 > found.bound_now > 65504 / 8
+    loaded = type(model).from_pretrained(tmp_path / "rescaled").eval()
+    assert torch.equal(logits(loaded, folding), logits(model, folding))
+    assert not logits(copy.deepcopy(model).half(), folding).isfinite().all()
+    half = logits(loaded.half(), folding)
+    assert half.isfinite().all()
+    torch.testing.assert_close(half.float(), logits(model, folding), rtol=0, atol=2e-2 * float(half.abs().max()))
+
+
+def test_gemma_3_in_float16_is_right_once_rescaled():
+    model = with_huge_writers("gemma3_text", ("post_attention_layernorm", "post_feedforward_layernorm"), 2.0**16, 2)
+    folding = fold(model, rescale="float16")
+    assert folding.holds
+    assert folding.certificate.rewrite_difference < 1e-13
+    assert 0 < folding.gain_rounding < 1e-5
+    assert not logits(copy.deepcopy(model).half(), folding).isfinite().all()
+    half = logits(folding.module.half(), folding)
+    torch.testing.assert_close(half.float(), logits(model, folding), rtol=0, atol=3e-2 * float(half.abs().max()))
+
+
+def test_queries_and_keys_follow_the_eps_that_their_norms_share_with_the_stream():
+    model = with_huge_writers("qwen3", ("o_proj", "down_proj"))
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            if "q_proj" in name or "k_proj" in name:
+                values.mul_(1e-3)  # eps decides what their norms give
+    folding = fold(model, rescale="float16")
+    power = 2.0 ** stream(folding).exponent
+    assert folding.certificate.rewrite_difference == 0.0
+    before, after = (each.model.layers[0].self_attn for each in (model, folding.module))
+    assert torch.equal(after.q_proj.weight, power * before.q_proj.weight)
+    assert torch.equal(after.v_proj.weight, before.v_proj.weight)
+    assert (
+        folding.module.config.rms_norm_eps == after.q_norm.variance_epsilon == power**2 * before.q_norm.variance_epsilon
+    )
+
+
+def test_a_tied_table_is_scaled_and_the_last_gain_and_bias_make_up_for_it():
+    model = with_huge_writers("gpt2", ("c_proj",))
+    folding = fold(model, rescale="float16")
+    power = 2.0 ** stream(folding).exponent
+    before, after = model.transformer, folding.module.transformer
+    assert after.wte.weight is folding.module.lm_head.weight
+    assert torch.equal(after.wte.weight, power * before.wte.weight)
+    assert torch.equal(after.ln_f.weight, before.ln_f.weight / power)
+    assert torch.equal(after.ln_f.bias, before.ln_f.bias / power)
+    assert torch.equal(after.h[0].mlp.c_proj.bias, power * before.h[0].mlp.c_proj.bias)
+    assert folding.tied == ()
+
+
+def test_a_product_of_neurons_that_would_overflow_is_scaled_between_up_and_down():
+    model = with_huge_writers("llama", ("up_proj",), 2.0**18)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight *= 2.0**-18
+    folding = fold(model, rescale="float16")
+    assert folding.certificate.rewrite_difference == 0.0
+    assert {name.split(".")[-2] for name in folding.changed} == {"up_proj", "down_proj"}
+    assert not logits(copy.deepcopy(model).half(), folding).isfinite().all()
+    assert logits(folding.module.half(), folding).isfinite().all()
+
+
+def test_what_fits_is_left_alone_and_a_fixed_eps_is_named():
+    folding = fold(folding_model("llama", layers=1), rescale="float16")
+    assert (folding.changed, {verdict.what for verdict in folding.streams}) == ((), {FITS})
+    refused = fold(with_huge_writers("opt", ("fc2", "out_proj")), rescale="float16")
+    verdict = stream(refused)
+    assert verdict.what == KEPT_STREAM
+    assert "set by the code of the model" in verdict.how
+    assert refused.changed == ()
+
+
+def test_gains_stored_as_one_plus_w_are_refused_where_too_many_digits_are_lost():
+    model = with_huge_writers("gemma3_text", ("embed_tokens",), 2.0**20, 2).bfloat16()
+    with pytest.raises(InputError, match=r"1 \+ w: in bfloat16 it would be off by .* more than the tolerance 0.01"):
+        fold(model, rescale="float16")
+    allowed = fold(model, rescale="float16", tolerance=1.0)
+    assert 1e-2 < allowed.gain_rounding < 1
+    assert allowed.certificate.rewrite_difference < 1e-13
+
+
+@pytest.mark.parametrize("left_out", ["embed_tokens", "q_proj"])
+def test_a_rescale_with_one_tensor_left_out_fails_and_writes_nothing(left_out, monkeypatch, tmp_path):
+    honest = rewrites.plan_rescale
+
+    def forgetful(*args):
+        rescaling = honest(*args)
+        exponents = rescaling.scaling.exponents
+        name = next(name for name in exponents if left_out in name)
+        del exponents[name]
+        return rescaling
+
+    model = with_huge_writers("qwen3", ("o_proj", "down_proj"))
+    monkeypatch.setattr(rewrites, "plan_rescale", forgetful)
+    with pytest.raises(NotCertifiedError, match="not the same function"):
+        fold(model, rescale="float16", out=tmp_path / "rescaled")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Residual(nn.Module):
+    """A stream with a writer that is zero, one behind a ReLU, a factor, and an output that is no stream."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.table, self.up, self.down = nn.Embedding(5, 4), nn.Linear(4, 6), nn.Linear(6, 4, bias=False)
+        self.zero, self.norm, self.last = nn.Linear(4, 4, bias=False), nn.LayerNorm(4), nn.LayerNorm(4)
+        nn.init.zeros_(self.zero.weight)
+        self.table.weight.data *= factor
+
+    def forward(self, ids):
+        x = 3.0 * self.table(ids)
+        y = self.norm(x)
+        x = x + self.zero(y) + self.down(torch.relu(self.up(y)))
+        return self.last(x)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0**20, 0.0])
+def test_modules_without_a_configuration_get_another_eps_each(factor):
+    model = Residual(factor)
+    folding = fold(model, inputs=torch.arange(5), rescale="float16")
+    assert folding.holds
+    assert folding.certificate.rewrite_difference == 0.0
+    (found,) = folding.streams
+    assert folding.module.norm.eps == folding.module.last.eps == math.ldexp(model.norm.eps, 2 * found.exponent)
+    assert (found.exponent < 0) == (factor > 1)
+
+
+def test_arguments_that_make_no_sense_are_refused():
+    model, ids = Residual(1.0), torch.arange(5)
+    with pytest.raises(InputError, match=r"rescale must be one of float16, .*, got 'half'"):
+        fold(model, inputs=ids, rescale="half")
+    with pytest.raises(InputError, match="tolerance must be 0 or more, got -1"):
+        fold(model, inputs=ids, rescale="float16", tolerance=-1)
+    with pytest.raises(InputError, match="rms can't be combined with rescale"):
+        fold(model, inputs=ids, rescale="float16", rms=True)
