@@ -27,7 +27,7 @@ MODELS = (
     "qwen3_next", "olmo3", "exaone4",
 )  # fmt: skip
 KINDS = {"smoothquant": "SmoothQuantModifier", "awq": "AWQModifier", "spinquant": "SpinQuantModifier"}
-RUN_THERE = ("smoothquant", "spinquant")  # AWQ only runs together with a quantization
+RUN_THERE = ("smoothquant", "spinquant")  # AWQ needs an accelerator
 TOKENS, SEED = (4, 12), 0
 
 
@@ -166,7 +166,7 @@ def loaded(folder: Path):
 
 
 def changed_by(folder: Path, recipe: Path, stage: str):
-    """How far a stage of a recipe moves the logits, over the largest, and the number of new tensors; or an error."""
+    """Change of the logits after a stage of a recipe, over the largest, and the number of new tensors; or an error."""
     import torch
     from datasets import Dataset
     from llmcompressor import oneshot

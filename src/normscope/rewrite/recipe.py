@@ -55,6 +55,7 @@ from normscope.rewrite.stored_tensors import StoredTensors, Uses, give_copies, t
 from normscope.rewrite.streams import Streams
 
 Sources = list[tuple[str, tuple[str, ...]]]  # names of a norm or layer, and of its readers
+LOST_MEAN = "its rows lose their mean, and not all norms after it subtract it"
 
 
 def recipe(
@@ -110,7 +111,7 @@ def recipe(
     if not any(isinstance(step, RecipeRotation) for step in kept):  # without one, SpinQuant takes mappings of its own
         kept = [step for step in kept if not isinstance(step, RecipeMapping) or step.modifier != SPINQUANT]
         confirmed = [verdict for verdict in confirmed if verdict.modifier != SPINQUANT]
-    notes = list(_notes(subject.name, confirmed, left_out))
+    notes = list(_notes(Path(subject.name).name, confirmed, left_out))
     return QuantizerRecipe(subject.name, tuple(confirmed), tuple(left_out), written(kept, notes))
 
 
@@ -243,14 +244,30 @@ class _HeldModel:
         tables = [module for module in self._modules if module.matches(centring.table)]
         row = MappingVerdict(SPINQUANT, f"mean of {centring.table}", (), len(tables), "matches nothing", None, None)
         changed = Changed(self._tensors)
-        for table in tables:
-            changed.centre(table)
         if not tables:
             return row
-        reasons: list[str] = []
+        try:
+            for table in tables:
+                changed.centre(table)
+        except MappingError as error:
+            return replace(row, verdict="can't be applied", reason=str(error))
+        reasons = [] if all(self._mean_is_free(table) for table in tables) else [LOST_MEAN]
         outcome, change = self._measured(changed, reasons)
-        reason = "its rows lose their mean, and the norms after it do not subtract it" if reasons else None
-        return replace(row, verdict=outcome, change=change, reason=reason)
+        return replace(row, verdict=outcome, change=change, reason=reasons[0] if reasons else None)
+
+    def _mean_is_free(self, table: QuantizerModule) -> bool:
+        """Whether the rows of a table have no mean, or go into a stream whose norms all subtract it."""
+        if table.weight is None:
+            return True
+        values, first = self._tensors.in_float64(table.weight.tensor), self._tensors.first_name(table.weight.tensor)
+        if not values.mean(dim=-1).any():
+            return True
+        written_to = [
+            stream
+            for stream in self._streams.all
+            if any(self._tensors.first_name(writer.tensor) == first for writer in stream.writers)
+        ]
+        return bool(written_to) and not any(stream.obstacles for stream in written_to)
 
     def _measured(self, changed: Changed, reasons: list[str]) -> tuple[MappingOutcome, float | None]:
         """A verdict from a run, and from what the graph objects; a change without an objection adds one."""
@@ -312,7 +329,9 @@ class _HeldModel:
         fused = [(norm, readers_of[norm]) for norm in readers_of if norm in stream.norms]
         size = self._norms[stream.norms[0]].size
         if size & (size - 1):
-            return [], [LeftOut("R1", SPINQUANT, f"{size} channels: its Hadamard matrices have powers of two")]
+            return [], [
+                LeftOut("R1", SPINQUANT, f"{size} channels are not a power of two, as its Hadamard matrices need")
+            ]
         mappings = tuple(RecipeMapping(SPINQUANT, *each) for each in patterns_for(self._modules, fused))
         writers = [name for tensor in stream.writers for name in self._objections.named_by(tensor)]
         readers = [name for _, names in fused for name in names]
@@ -328,12 +347,12 @@ class _HeldModel:
         if isinstance(stream, str):
             return stream
         for what, wanted, given in (
-            ("writes to", {name for tensor in stream.writers for name in self._objections.named_by(tensor)}, writers),
-            ("reads", {name for norm in stream.norms for name in readers_of[norm]}, readers),
+            ("written by", {name for tensor in stream.writers for name in self._objections.named_by(tensor)}, writers),
+            ("read by", {name for norm in stream.norms for name in readers_of[norm]}, readers),
         ):
             names = {module.name for module in given}
             if wanted - names:
-                return f"{some(sorted(wanted - names))} {what} the stream too"
+                return f"the stream is also {what} {some(sorted(wanted - names))}"
             if names - wanted:
-                return f"{some(sorted(names - wanted))}: not what {what} the stream"
+                return f"the stream is not {what} {some(sorted(names - wanted))}"
         return None
