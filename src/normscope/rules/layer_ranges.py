@@ -17,7 +17,8 @@ def float16_overflow(result: LayerRanges) -> Outcome:
     without a witness is a note: the bound may be loose. A witness is an input of the norm, not of the model: whether
     some text leads to it is not known.
 
-    What to do: run the model in bfloat16 or float32, or keep the named layers in float32.
+    What to do: run the model in bfloat16 or float32, or keep the named layers in float32. `normscope fold --rescale
+    float16` writes the same function with a smaller stream, where that is possible.
     """
     rows = [*result.layers, *result.tensors, *result.others]
     limit, kind = result.limit.largest, result.limit.type
@@ -34,7 +35,7 @@ def float16_overflow(result: LayerRanges) -> Outcome:
                 f"({number(limit)}).",
                 evidence=f"{count(len(seen), 'tensor')} of {len(rows):,} listed {verb(seen, 'passes', 'pass')} it.",
                 why=f"In {kind} this value is infinite, and everything behind it is infinite or not a number.",
-                do="Run the model in bfloat16 or float32.",
+                do=f"Run the model in bfloat16 or float32.{_rescaled(kind)}",
                 sites=_layers(seen),
                 norms=_norms(seen),
                 figure=(most.observed or 0.0, limit),
@@ -54,7 +55,7 @@ def float16_overflow(result: LayerRanges) -> Outcome:
                 evidence=f"The model's own operations gave this value in float64; no input gives more than "
                 f"{number(abs(most.bound or 0.0))}. {_all_reached(reached)}{text}",
                 why=f"In {kind} it is infinite. Whether a text leads to this input of the norm is not known.",
-                do=f"Keep {listed(map(name, _layers(reached)), 3)} in float32 or bfloat16.",
+                do=f"Keep {listed(map(name, _layers(reached)), 3)} in float32 or bfloat16.{_rescaled(kind)}",
                 sites=_layers(reached),
                 norms=_norms(reached),
                 figure=(abs(most.reached or 0.0), limit),
@@ -94,6 +95,11 @@ def float16_overflow(result: LayerRanges) -> Outcome:
     if not result.limit.unbounded:
         return f"{result.limit.sentence}."
     return f"No overflow of {result.limit.type} is possible for the {bounded:,} tensors that have a bound."
+
+
+def _rescaled(kind: str) -> str:
+    """Where a model can be made to fit."""
+    return " Or rescale the stream: normscope fold MODEL -o FOLDER --rescale float16" if kind == "float16" else ""
 
 
 def _all_reached(reached: list[TensorRange]) -> str:
