@@ -1,7 +1,7 @@
 """docs/peers.md: normscope beside the tools that people use for the same purpose, on the same models and inputs.
 
     python tools/peers.py                          # a quarter of an hour; environments in build/peers, made first
-    python tools/peers.py --part keys              # only this part
+    python tools/peers.py --only keys              # only this part, or this column of a table
     python tools/peers.py --python auto-round=PATH # a peer's Python that exists already; the same for other names
     python tools/peers.py --page                   # only the page, from docs/results/peers.json
 
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "peers", help="for environments and models")
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH", help="a peer's Python")
-    parser.add_argument("--part", choices=["folding", "keys"], help="only this part")
+    parser.add_argument("--only", action="append", choices=[*RUNS, "keys"], help="this column of a table, or keys")
     parser.add_argument("--page", action="store_true", help="only the page, from the results")
     given = parser.parse_args(arguments)
     pythons = dict(each.partition("=")[::2] for each in given.python)
@@ -60,9 +60,12 @@ def main(arguments: list[str]) -> int:
 
     results = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
     if not given.page:
-        if given.part != "keys":
-            results["folding"] = folding(given.folder, pythons)
-        if given.part != "folding":
+        asked = given.only or [*RUNS, "keys"]
+        if columns := [column for column in RUNS if column in asked]:
+            known = results.get("folding", {}).get("columns", {}) | folding(given.folder, pythons, columns)
+            seeds = {"weights_seed": WEIGHTS_SEED, "inputs_seed": INPUTS_SEED, "real": REAL}
+            results["folding"] = seeds | {"columns": {name: known[name] for name in RUNS if name in known}}
+        if "keys" in asked:
             results["keys"] = run(sys.executable, "key_cases.py", [])
         results |= {"not_here": NOT_HERE, "processor": processor()}
         KEPT.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -76,11 +79,12 @@ def processor() -> str:
     return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
 
 
-def folding(folder: Path, pythons: dict[str, str]) -> dict[str, Any]:
-    """Every peer on every model."""
+def folding(folder: Path, pythons: dict[str, str], columns: list[str]) -> dict[str, Any]:
+    """Every model by the peers of these columns."""
     names = write_models(folder / "models")
     found = {}
-    for column, (peer, script, options) in RUNS.items():
+    for column in columns:
+        peer, script, options = RUNS[column]
         try:
             python = sys.executable if peer == "normscope" else pythons.get(peer) or environment(folder / peer, peer)
             found[column] = run(python, script, [*options, str(folder / "models"), *names])
@@ -88,7 +92,7 @@ def folding(folder: Path, pythons: dict[str, str]) -> dict[str, Any]:
             lines = (error.stderr or error.stdout or "").strip().splitlines() or [f"ended with {error.returncode}"]
             found[column] = {"left_out": lines[-1][:300]}
         print(f"{column}: {found[column].get('left_out', 'done')}", flush=True)
-    return {"weights_seed": WEIGHTS_SEED, "inputs_seed": INPUTS_SEED, "real": REAL, "columns": found}
+    return found
 
 
 def environment(place: Path, peer: str) -> str:

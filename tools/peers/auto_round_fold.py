@@ -19,4 +19,4 @@ def fold(folder):
     return lambda: (model, model)
 
 
-main(fold, ["auto-round"], listed=MAPPING_REGISTRY)
+main(fold, ["auto-round"], listed=None if "--spinquant" in sys.argv else MAPPING_REGISTRY)

@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 def main(fold, packages, listed):
     """Fold the named models of a folder; one JSON object on the last line: versions, and a row for each model.
 
-    `listed` has the architectures that the peer knows by name, as far as it says so; None if it works without names.
+    `listed` has the architectures that the peer knows by name, as far as it says so; None if it has no such list.
     """
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_warning()

@@ -8,7 +8,7 @@ from typing import Any
 CHANGED = 1e-4  # relative: far above what float32 costs these models, far below what a wrong fold does
 TEXT = """# Beside other tools
 
-    python tools/peers.py      # a quarter of an hour, and the time to install an environment for each peer
+    python tools/peers.py      # a quarter of an hour, and the time to install the peers
 
 normscope and the tools that people use for the same purpose, on the same models and inputs. All
 figures are from this command, kept in [results/peers.json](results/peers.json).
@@ -36,14 +36,15 @@ after are compared on 4 × 12 random tokens or 4 random images (seed {inputs_see
   32.
 - **auto-round**: `apply_rotation` with `RotationConfig()` and the data type `int`. It folds norms
   where it lists the architecture, and rotates. In the second table, `SpinQuantPreprocessor` with
-  offline rotations R1 and R2.
+  offline rotations R1 and R2, which is written for models like Llama; by default it rotates while
+  the model runs, and folds nothing.
 - **normscope**: `fold` with its defaults, which keep ties, and with `untie=True`. The result is
   read from the written folder.
 
 A cell has the norms whose gain is 1 afterwards, of all; how many of these keep a bias; and the
 largest difference of logits, relative to the largest. Above {changed} the function has changed
 (**bold**, with the share of positions whose argmax is the same); float32 itself costs these models
-{rounding} at most.
+{rounding} at most. "Untied": token table and head were one tensor and are two now.
 
 {folding}
 
@@ -57,8 +58,8 @@ original function up to {table_difference}: {table_models}. Sixteen random chann
 large: the mean of such a row is a quarter of its deviation. For {real} the difference is
 smaller, and more positions keep their argmax.
 
-Summed up. "Listed" are models whose architecture the peer has in its own table; other models are
-outside of what it promises. normscope has no such table.
+Summed up. "Listed" are models whose architecture the peer has in a list of its own (–: it has
+none); other models are outside of what it promises.
 
 {summary}
 
@@ -210,15 +211,17 @@ def cell(row: dict[str, Any]) -> str:
     >>> cell(row | {"tied_before": True, "tied_after": False})
     '5/9 (1 bias), 3e-07, untied'
     >>> cell(row | {"difference": 0.5, "agreement": 0.75, "tied_before": None, "tied_after": None})
-    '5/9 (1 bias), **5e-01**, 75%'
+    '5/9 (1 bias), **0.5**, 75%'
     >>> cell({"stopped": "KeyError: 'embed'"})
     'stopped'
     """
     if outcome(row) == "stopped":
         return "stopped"
     parts = [f"{row['folded']}/{row['norms']}" + (f" ({row['biases_left']} bias)" if row["biases_left"] else "")]
-    far = f"{row['difference']:.0e}" if row["difference"] else "0"
-    parts += [f"**{far}**", f"{row['agreement']:.0%}"] if outcome(row) == "changed" else [far]
+    if outcome(row) == "changed":
+        parts += [f"**{row['difference']:.2g}**", f"{row['agreement']:.0%}"]
+    else:
+        parts += [f"{row['difference']:.0e}" if row["difference"] else "0"]
     return ", ".join(parts + (["untied"] if row["tied_before"] and not row["tied_after"] else []))
 
 
