@@ -1,6 +1,6 @@
 """docs/peers.md: normscope beside the tools that people use for the same purpose, on the same models and inputs.
 
-    python tools/peers.py                          # a quarter of an hour; environments in build/peers, made first
+    python tools/peers.py                          # five minutes; environments in build/peers, made first
     python tools/peers.py --only keys              # only this part, or this column of a table
     python tools/peers.py --python auto-round=PATH # a peer's Python that exists already; the same for other names
     python tools/peers.py --page                   # only the page, from docs/results/peers.json

@@ -8,7 +8,7 @@ from typing import Any
 CHANGED = 1e-4  # relative: far above what float32 costs these models, far below what a wrong fold does
 TEXT = """# Beside other tools
 
-    python tools/peers.py      # a quarter of an hour, and the time to install the peers
+    python tools/peers.py      # five minutes, and the time to install the peers
 
 normscope and the tools that people use for the same purpose, on the same models and inputs. All
 figures are from this command, kept in [results/peers.json](results/peers.json).
