@@ -33,7 +33,7 @@ test-triton: $(VENV)/.installed-test
 # A Ray cluster of two nodes on this machine and submitit's local jobs, with workers and a node killed, and torchrun with
 # two ranks: three to five minutes.
 test-cluster: $(VENV)/.installed-test $(VENV)/.installed-ray
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "cluster or not slow" tests/test_cluster.py tests/cluster --durations 0
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "cluster or not slow" tests/test_cluster.py tests/test_engine.py tests/cluster --durations 0
 
 # The lowest versions that pyproject.toml allows, in an environment of their own; what they deprecate is not ours.
 test-oldest: .venv-oldest/.installed

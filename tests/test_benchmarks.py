@@ -55,8 +55,9 @@ def test_the_time_of_folding_is_that_of_imports_torch_export_and_the_rest():
     assert row.rest_seconds == row.cpu_seconds - row.import_seconds - row.export_seconds
 
 
+@pytest.mark.slow
 def test_a_peer_that_cannot_run_is_named():
-    with pytest.raises(InputError, match=r"ended with exit code 1: .*transformer-lens"):
+    with pytest.raises(InputError, match=r"ended with exit code 1: .*transformer_lens"):
         fold_time_bench.run([], Path(sys.executable), 1, lambda things, what: things)
 
 
@@ -77,6 +78,7 @@ def test_memorize_sums_up_its_runs():
     assert result.holds
 
 
+@pytest.mark.slow
 def test_scale_compares_engines_and_measures_memory():
     result = whole(scale_bench.run(scale_bench.QUICK, ["local"]))
     assert [(run.work, run.workers, run.same) for run in result.runs] == [

@@ -32,7 +32,9 @@ def engine_of(name, workers, tmp_path, monkeypatch):
 
 
 def kinds():
-    return pytest.mark.parametrize(("name", "workers"), [("local", 1), ("local", 2), ("slurm", 2)])
+    return pytest.mark.parametrize(
+        ("name", "workers"), [("local", 1), ("local", 2), pytest.param("slurm", 2, marks=pytest.mark.cluster)]
+    )
 
 
 @kinds()
@@ -127,7 +129,8 @@ def test_an_iterator_is_read_as_results_are_taken(count):
 @pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGINT])
 def test_a_script_without_a_guard_runs_once_and_its_workers_end_with_it(ended_by, tmp_path):
     program = (
-        "import os, engine_pieces\n"
+        "import os, signal, engine_pieces\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in the background\n"
         "from normscope.engine import open_engine\n"
         "print('begun', flush=True)\n"
         "with open_engine('local', 2) as engine:\n"

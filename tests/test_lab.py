@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from lab_data import write_all
 from normscope.cli import app
+from normscope.errors import PieceError
 from normscope.results.result import load_bytes, type_named
 from normscope_lab.engine import statistics
 from normscope_lab.engine.cell_state import CellState
@@ -255,7 +256,7 @@ def test_data_that_does_not_fit_is_refused(tmp_path, data):
         small("random-labels", tmp_path / "labels", data / "cifar10")
     (tmp_path / "one" / "cifar10").mkdir(parents=True)
     (tmp_path / "one" / "cifar10" / "small.npz").write_bytes((data / "cifar10" / "small.npz").read_bytes())
-    with pytest.raises(FileNotFoundError, match="must have the folder mnist"):
+    with pytest.raises(PieceError, match="must have the folder mnist"):
         small("random-labels", tmp_path / "one-set", tmp_path / "one")
     with pytest.raises(ValueError, match="vocabulary must be 256 or more, to hold all bytes, got 100"):
         reproduce("language-model", tmp_path / "words", data=data, workers=1, changes={"vocabulary": 100})

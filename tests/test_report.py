@@ -111,7 +111,7 @@ def test_headings_state_what_the_results_hold(demo, demo_page):
     folded = sum(norm.affine.what == "folded" for norm in demo.results["folding"].norms)
     assert f"{folded} of 9 gains fold away" in said
     spike = demo.results["spike_list"].spikes[0]
-    assert f"can write {number(abs(spike.bound))} to channel {spike.channel}" in said
+    assert f"can write at most {number(abs(spike.bound))} to channel {spike.channel}" in said
 
 
 def test_every_finding_is_there_with_a_link_to_a_panel_that_exists(demo, demo_page):

@@ -8,19 +8,20 @@ import pytest
 from torch import distributed
 from typer.testing import CliRunner
 
-import normscope
 from normscope.cli import app
 from normscope.data import sample_text
+from normscope.results.result import load
 from normscope.studies.ranks import Ranks
 
 if not distributed.is_available() or not distributed.is_gloo_available():
     pytest.skip("this torch is built without gloo", allow_module_level=True)
 
 
-def torchrun(*arguments, folder):
-    """The command line on two ranks: exit code, standard output, standard error."""
+def run(*arguments, folder, ranks=2):
+    """The command line on some ranks, or without torchrun on one: exit code, standard output, standard error."""
     surroundings = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "normscope"]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    launch += ["-m", "normscope"]
     done = subprocess.run(
         [sys.executable, *launch, *map(str, arguments)],
         env=surroundings,
@@ -43,13 +44,15 @@ def lines(tmp_path_factory):
 
 
 def test_two_ranks_find_what_one_process_finds(tmp_path, lines):
-    code, output, errors = torchrun("inspect", "--text", lines, "--lines", "-o", "two.safetensors", folder=tmp_path)
+    asked = ("inspect", "--text", lines, "--lines", "-o")
+    code, output, errors = run(*asked, "two.safetensors", folder=tmp_path)
     assert code == 0, errors
     assert errors.count("wrote two.safetensors") == 1  # the first rank alone
     assert output.count("Norms of") <= 1
-    alone = normscope.inspect(normscope.demo_model(), text=lines.read_text(encoding="utf-8").splitlines())
-    assert all(norm.landing is not None for norm in alone.norms)
-    assert (tmp_path / "two.safetensors").read_bytes() == alone.to_bytes()
+    code, _, errors = run(*asked, "one.safetensors", folder=tmp_path, ranks=1)
+    assert code == 0, errors
+    assert all(norm.landing is not None for norm in load(tmp_path / "one.safetensors").norms)
+    assert (tmp_path / "two.safetensors").read_bytes() == (tmp_path / "one.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize(

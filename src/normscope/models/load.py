@@ -79,9 +79,9 @@ def require_dtype(dtype: str) -> None:
 
 
 def require_device(device: str) -> None:
-    """Refuse a device that torch does not know, or that is not there."""
+    """Refuse a device that torch does not know, or that is not there; "auto" places layers by accelerate."""
     try:
-        torch.empty(0, device=device)
+        torch.empty(0, device="cpu" if device == "auto" else device)
     except Exception as error:  # RuntimeError, AssertionError, NotImplementedError: torch's words differ by device
         raise InputError(f"device must be one that torch can use here, got {device!r}: {first_line(error)}") from error
 
