@@ -42,7 +42,7 @@ class RayCluster(Engine):
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
                 where = f"the cluster at RAY_ADDRESS={address}" if address else "a Ray cluster on this machine"
                 raise InputError(f"{where} can't be reached or started: {first_line(error)}") from None
-        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        resources: dict[str, float] = ray.cluster_resources()
         super().__init__(workers or max(1, int(resources.get("CPU", 1))))
         self._answer = ray.remote(num_cpus=1, max_retries=0)(_answered)
 
