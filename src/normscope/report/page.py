@@ -255,9 +255,9 @@ def _data(
 
 
 def _label(finding: Finding, findings: Sequence[Finding]) -> str:
-    """Its name on the map; with how sure it is, where a rule has several findings."""
-    alone = sum(each.rule == finding.rule for each in findings) == 1
-    return finding.name if alone else f"{finding.name}, {finding.sure.split(',')[0].split()[0]}"
+    """Its name on the map; with a question mark if the same rule found something that it is surer of."""
+    surer = any(each.rule == finding.rule and each.sure != "heuristic" for each in findings)
+    return f"{finding.name}?" if surer and finding.sure == "heuristic" else finding.name
 
 
 def _sites(finding: Finding, number_of: Mapping[str, int], norms: Sequence[NormGeometry]) -> list[int]:

@@ -25,7 +25,7 @@ def panels(result: SpikeList) -> Iterator[Panel]:
         title += f"; the text drew {number(abs(top.observed or 0.0))} from it" if top is first else ""
     see = (
         "Channels of the stream, in the order of how many times their layer's median channel they can become, from the "
-        "weights alone; each row in units of its own bound. The bracket is the bound; "
+        "weights alone; each row in units of its own bound. The bracket is the bound, with its times the median; "
         "the ring is what the layer itself wrote for an input made for it"
         + ("; the bar is what the text drew from it." if seen else ".")
     )
@@ -35,7 +35,7 @@ def panels(result: SpikeList) -> Iterator[Panel]:
         1.0,
         "share of the bound",
         percent=True,
-        headings=("bound (times the median)", "on the text" if seen else ""),
+        headings=("bound", "on the text" if seen else ""),
     )
     notes = []
     if top is not None and top.token is not None:
@@ -62,7 +62,7 @@ def _row(spike: Spike) -> Row:
         limit=1.0,
         seen=spike.used,
         at=None if spike.reached is None or not spike.bound else abs(spike.reached / spike.bound),
-        text=f"±{number(abs(spike.bound))} ({number(spike.times_median)}×)",
+        text=f"±{number(abs(spike.bound))} ({spike.times_median:.2g}×)",
         more="" if spike.observed is None else number(abs(spike.observed)),
         tight=spike.grade in TIGHT,
         norm=spike.norm,
