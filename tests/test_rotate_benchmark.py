@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ from normscope.data import demo_model, sample_text
 from normscope.errors import InputError
 from normscope.models.subject import Subject
 from normscope.progress import silent
+from normscope.results.result import type_named
 from normscope_lab.bench.rotate_bench import (
     Setting,
     layers_of,
@@ -24,7 +26,8 @@ from normscope_lab.bench.rotate_bench import (
     rounding,
     run,
 )
-from test_benchmarks import whole
+from normscope_lab.results.rotate_loss import NEAR
+from test_benchmarks import read, whole
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -154,3 +157,25 @@ def test_a_stream_that_cannot_be_turned_is_refused():
 def test_a_model_without_a_head_is_refused():
     with pytest.raises(InputError, match="must be a language model"):
         layers_of(Subject(demo_model()).module.transformer, torch.arange(16)[None])
+
+
+def test_the_page_on_folding_says_what_the_kept_run_says():
+    text, kept = (DOCS / "folding.md").read_text(encoding="utf-8"), read("rotate.json")
+    jsonschema.validate(kept, type_named(kept["type"]).json_schema(), cls=jsonschema.Draft202012Validator)
+    assert kept["certified"]
+    assert kept["tokens"] >= 8000
+    for row in kept["losses"]:
+        bits = [str(row[name] or "–") for name in ("weight_bits", "input_bits")]
+        figures = [f"{row[name]:.3f}" for name in ("added", "error", "worst")]
+        assert f"| {' | '.join([row['layers'], *bits, row['variant'], *figures])} |" in text
+    for row in kept["channels"]:
+        figures = [f"{row[name]:.1f}" for name in ("median", "worst", "later_median", "later_worst")]
+        assert f"| {' | '.join([row['variant'], *figures])} |" in text
+    assert f"{kept['loss']:.3f} nats" in text
+    assert f"{kept['tokens']:,} tokens" in text
+    assert f"the first {kept['stream_tokens']:,}" in text
+    near = {(row["weight_bits"], row["input_bits"]): row for row in kept["losses"]
+            if row["layers"] == NEAR and row["variant"] == "rotated"}  # fmt: skip
+    assert near[6, 6]["seeds"] == near[None, 4]["seeds"] == 3
+    assert near[6, 6]["added"] <= 0.10
+    assert near[None, 4]["added"] <= 0.75
