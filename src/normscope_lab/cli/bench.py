@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from normscope.cli.options import command
+from normscope.cli.options import SAMPLE, TextOption, command, run_on
 
 QuickFlag = Annotated[
     bool, typer.Option("--quick", metavar="", help="A small problem, to see that it runs: its times mean nothing.")
@@ -138,6 +138,31 @@ def fold_time(
     from normscope_lab.bench.fold_time_bench import run
 
     return run(model or [], peer, rounds, bar)
+
+
+@bench.command("rotate")
+@command()
+def rotate(
+    model: Annotated[
+        Path | None, typer.Option(help="A language model: a folder or a .gguf file. Default: the demo model.")
+    ] = None,
+    text: TextOption = SAMPLE,
+    tokens: Annotated[int, typer.Option(help="Tokens of the text to measure the loss on, at most.", min=16)] = 8192,
+    seeds: Annotated[int, typer.Option(help="Rotations to measure.", min=1)] = 3,
+    bits: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--round",
+            help="Bits of weights and inputs of layers that read a norm, such as W6A6, W4 or A4; with -all, those of "
+            "all linear layers. May be repeated.",
+        ),
+    ] = None,
+) -> Any:
+    """Loss after rounding weights and inputs: a model as it is, folded, rotated (half an hour for 135M parameters)."""
+    from normscope.data import demo_model
+    from normscope_lab.bench.rotate_bench import run
+
+    return run(model or demo_model(), run_on(text, None)["text"], tokens, seeds, bits or [], bar)
 
 
 @bench.command("lng")
