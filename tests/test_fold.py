@@ -297,17 +297,25 @@ def test_a_notebook_shows_a_table():
     assert "<td>its output is also the skip of the model (add)</td>" in folding._repr_html_()
 
 
-def test_the_tables_in_the_document_are_those_of_the_runs():
-    root = Path(__file__).parent.parent
-    specification = importlib.util.spec_from_file_location("folding_table", root / "tools" / "folding_table.py")
+def tool_named(name):
+    file = Path(__file__).parent.parent / "tools" / f"{name}.py"
+    specification = importlib.util.spec_from_file_location(name, file)
     tool = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(tool)
+    return tool
+
+
+def test_the_tables_in_the_document_are_those_of_the_runs():
+    root, tool = Path(__file__).parent.parent, tool_named("folding_table")
     page, results = (root / "docs" / "folding.md").read_text(encoding="utf-8"), root / "docs" / "results"
     rows, run = (json.loads((results / name).read_text(encoding="utf-8")) for name in ("folding.json", "fold.json"))
     assert tool.table(rows) in page
     assert tool.speed_table(run) in page
     rewrites = json.loads((results / "rewrites.json").read_text(encoding="utf-8"))
     assert tool.rewrites_table(rewrites) in page
+    runtimes = json.loads((results / "runtimes.json").read_text(encoding="utf-8"))
+    assert tool_named("runtimes").table(runtimes) in page
+    assert all(max(row["transformers"], row["onnxruntime"]) < 1e-5 for row in runtimes)
     assert [row["model"] for row in rewrites] == [ARCHITECTURES[name][0] for name in REQUIRED + OTHERS]
     assert all(row[what]["rewrite_difference"] <= 1e-9 for row in rewrites for what in ("rescale", "rotate"))
     assert (run["layers"], run["width"], len(run["passes"])) == (12, 768, 24)

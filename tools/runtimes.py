@@ -1,6 +1,6 @@
 """A table of docs/folding.md: rewritten checkpoints in other runtimes, against the original in torch.
 
-    pip install onnx onnxscript onnxruntime
+    pip install -c constraints.txt onnx onnxscript onnxruntime
     python tools/runtimes.py [MODEL ...]     # a minute; rewrites docs/folding.md and docs/results/runtimes.json
 
 Each model is rewritten, written to a folder, and loaded from there by transformers; torch exports what was loaded to
@@ -44,11 +44,13 @@ def main() -> None:
 
 
 def tiny_models(folder: Path):
-    """Random models with random gains, each written to a folder."""
+    """Random models with random gains and a huge token table, so that there is something to rescale, in folders."""
     from architectures import random_model
+    from folding_table import HUGE
 
     for architecture in ARCHITECTURES:
         model = random_model(architecture)
+        model.get_input_embeddings().weight.data *= HUGE
         model.save_pretrained(folder / architecture)
         yield type(model).__name__, folder / architecture
 
@@ -113,7 +115,9 @@ def difference(found, reference) -> float:
 def table(rows) -> str:
     lines = ["| model | rewrite | transformers | onnxruntime |", "|---|---|---|---|"]
     for row in rows:
-        figures = [f"{row[each]:.0e}" if row[each] is not None else "refused" for each in ("transformers", "onnxruntime")]
+        figures = [
+            f"{row[each]:.0e}" if row[each] is not None else "refused" for each in ("transformers", "onnxruntime")
+        ]
         lines.append(f"| {row['model']} | `{row['rewrite']}` | {' | '.join(figures)} |".replace("`none`", "as it is"))
     return "\n".join(lines)
 
