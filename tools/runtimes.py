@@ -45,8 +45,9 @@ def main() -> None:
 
 def tiny_models(folder: Path):
     """Random models with random gains and a huge token table, so that there is something to rescale, in folders."""
-    from architectures import random_model
     from folding_table import HUGE
+
+    from architectures import random_model
 
     for architecture in ARCHITECTURES:
         model = random_model(architecture)
