@@ -46,6 +46,7 @@ def test_fold_measures_every_model_in_turn():
     assert all(row.speed == 1.0 for row in result.passes if row.variant == "original")
 
 
+@pytest.mark.slow
 def test_the_time_of_folding_is_that_of_imports_torch_export_and_the_rest():
     result = whole(fold_time_bench.run([], None, 1, lambda things, what: things))
     (row,) = result.runs

@@ -43,6 +43,7 @@ def lines(tmp_path_factory):
     return file
 
 
+@pytest.mark.cluster
 def test_two_ranks_find_what_one_process_finds(tmp_path, lines):
     asked = ("inspect", "--text", lines, "--lines", "-o")
     code, output, errors = run(*asked, "two.safetensors", folder=tmp_path)
