@@ -116,6 +116,9 @@ def test_one_file_for_scales_and_result_is_refused(run, folders, tmp_path):
     code, _, told = run("ranges", folders["llama"], "--scales", file, "--limit", "bfloat16")
     assert code == 2
     assert "--scales cannot be combined with --limit" in told
+    code, _, told = run("ranges", folders["llama"], "--scales", file, "--workers", "2")
+    assert code == 2
+    assert "--scales cannot be combined with --engine or --workers" in told
 
 
 @given(amax=st.floats(0.0, 1e38), largest=st.sampled_from([448.0, 127.0]))

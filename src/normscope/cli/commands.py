@@ -292,6 +292,8 @@ def ranges(
     if scales:
         if (limit, tight, channel or None) != ("float16", "4", None):
             raise InputError("--scales cannot be combined with --limit, --tight or --channel: it has its own table")
+        if engine != LOCAL or workers is not None:
+            raise InputError("--scales cannot be combined with --engine or --workers: it runs in one process")
         from normscope.studies.certified_scales import static_scales
 
         return static_scales(model_of(model), **given)
