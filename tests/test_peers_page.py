@@ -130,6 +130,45 @@ def test_queries_are_checked_in_rational_numbers():
     assert not cases.wins_exactly(moved, None, result, 0)
 
 
+def test_peers_that_nobody_named_are_left_out():
+    found = results()
+    del found["ranges"], found["unargmaxable"]
+    page = imported("peers_page").page(found)
+    assert "no Python that has it was named: it is left out" in page.replace("\n", " ")
+    assert "| LayerNorm → Linear, 64 |" not in page
+
+
+def test_attacks_leave_intervals_that_are_too_narrow_and_no_exact_ones(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools" / "peers"))
+    ranges, peer = imported("range_cases"), imported("normscope_ranges")
+    made = ranges.cases({"tiny": ("layer", (6, 3, 0), (1, 6))}, seed=3)
+    claimed = [peer.bounds(case) for case in made]
+    assert [len(each["normscope"]["lows"]) for each in claimed] == [3] * 8
+    rows = ranges.rows_of(made, [{"rows": claimed}])
+    assert all(row["methods"]["normscope"]["passed"] == 0 for row in rows)
+    assert [row["methods"]["normscope"]["ratio"] for row in rows[:4]] == pytest.approx([1] * 4, abs=1e-4)
+    narrow = claimed[1]["normscope"] | {"highs": claimed[1]["normscope"]["lows"]}
+    assert ranges.judged(narrow, ranges.attacked(made[1]))["passed"] == 3
+    nothing = claimed[1]["normscope"] | {"highs": [float("nan")] * 3}
+    assert ranges.judged(nothing, ranges.attacked(made[1]))["without"] == 3
+
+
+def test_what_the_page_says_of_ranges_is_what_the_results_say():
+    rows = results()["ranges"]["rows"]
+    for row in rows:
+        methods = row["methods"]
+        assert methods["normscope"]["passed"] == 0
+        assert not any(methods[name].get("passed") for name in methods if name != "IBP")
+        if not row["box"] and "GELU" not in row["model"]:
+            assert (methods["IBP"]["width"], methods["IBP"]["passed"]) == (0, row["outputs"])
+        sound = [each["ratio"] for name, each in methods.items() if "normscope" not in name
+                 and each.get("ratio") is not None and each["passed"] == 0]  # fmt: skip
+        if row["relative"] in (0.5, None):
+            assert methods["normscope"]["ratio"] < min(sound)
+        if row["relative"] == 0.01 and (row["box"] or "Linear" not in row["model"]):
+            assert methods["CROWN"]["ratio"] < methods["normscope"]["ratio"]
+
+
 def test_what_the_page_says_in_words_is_what_the_results_say():
     found, page = results(), imported("peers_page")
     outcomes = {

@@ -3,6 +3,7 @@
     python tools/peers.py                          # five minutes; environments in build/peers, made first
     python tools/peers.py --only keys              # only this part, or this column of a table
     python tools/peers.py --python auto-round=PATH # a peer's Python that exists already; the same for other names
+    python tools/peers.py --python auto_LiRPA=PATH --python unargmaxable=PATH   # not on PyPI: left out unless named
     python tools/peers.py --page                   # only the page, from docs/results/peers.json
 
 A peer runs in an environment of its own, with the version that is pinned here, by a script of tools/peers that reads a
@@ -40,34 +41,43 @@ RUNS = {  # column of the tables: peer, script and its option
 MODELS = ("gpt2", "opt", "gpt_neox", "bert", "vit", "llama", "qwen3", "gemma2", "olmo2", "mixtral")
 REAL = "SmolLM2-135M"
 WEIGHTS_SEED, INPUTS_SEED = 0, 1
-NOT_HERE = {  # peers that can't be installed, and why
-    "auto_LiRPA": "the newest release on PyPI, 0.3, asks for torch below 1.13, which has no wheel for Python 3.11",
-    "unargmaxable": "it is not on PyPI",
+NAMED = {  # part: the peer that it needs, which runs from a Python that the caller names
+    "ranges": "auto_LiRPA",
+    "unargmaxable": "unargmaxable",
 }
+PARTS = [*RUNS, "keys", *NAMED]
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "peers", help="for environments and models")
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH", help="a peer's Python")
-    parser.add_argument("--only", action="append", choices=[*RUNS, "keys"], help="this column of a table, or keys")
+    parser.add_argument("--only", action="append", choices=PARTS, help="this column of a table, or part")
     parser.add_argument("--page", action="store_true", help="only the page, from the results")
     given = parser.parse_args(arguments)
     pythons = dict(each.partition("=")[::2] for each in given.python)
-    if unknown := set(pythons) - set(PINS):
-        parser.error(f"--python must name one of {', '.join(PINS)}, got {', '.join(sorted(unknown))}")
+    known = [*PINS, *NAMED.values()]
+    if unknown := set(pythons) - set(known):
+        parser.error(f"--python must name one of {', '.join(known)}, got {', '.join(sorted(unknown))}")
+    for part in given.only or []:
+        if (peer := NAMED.get(part)) and peer not in pythons:
+            parser.error(f"--only {part} needs --python {peer}=PATH: PyPI has no usable version")
     from peers_page import page
 
     results = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
     if not given.page:
-        asked = given.only or [*RUNS, "keys"]
+        asked = given.only or [part for part in PARTS if part not in NAMED or NAMED[part] in pythons]
         if columns := [column for column in RUNS if column in asked]:
             known = results.get("folding", {}).get("columns", {}) | folding(given.folder, pythons, columns)
             seeds = {"weights_seed": WEIGHTS_SEED, "inputs_seed": INPUTS_SEED, "real": REAL}
             results["folding"] = seeds | {"columns": {name: known[name] for name in RUNS if name in known}}
         if "keys" in asked:
             results["keys"] = run(sys.executable, "key_cases.py", [])
-        results |= {"not_here": NOT_HERE, "processor": processor()}
+        if "ranges" in asked:
+            results["ranges"] = ranges(given.folder, pythons["auto_LiRPA"])
+        if "unargmaxable" in asked:
+            results["unargmaxable"] = unargmaxable(given.folder, pythons["unargmaxable"])
+        results["processor"] = processor()
         KEPT.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     PAGE.write_text(page(results), encoding="utf-8")
     return 0
@@ -93,6 +103,30 @@ def folding(folder: Path, pythons: dict[str, str], columns: list[str]) -> dict[s
             found[column] = {"left_out": lines[-1][:300]}
         print(f"{column}: {found[column].get('left_out', 'done')}", flush=True)
     return found
+
+
+def ranges(folder: Path, python: str) -> dict[str, Any]:
+    """Bounds by normscope and auto_LiRPA on the same models and sets of inputs, and attacks on both."""
+    import torch
+    from range_cases import SEED, STARTS, STEPS, cases, rows_of
+
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(made := cases(), folder / "ranges.pt")
+    peers = [run(sys.executable, "normscope_ranges.py", [str(folder / "ranges.pt")])]
+    peers += [run(python, "auto_lirpa_ranges.py", [str(folder / "ranges.pt")])]
+    about = [{key: peer[key] for key in ("versions", "commit", "python")} for peer in peers]
+    rows = rows_of(made, peers)
+    return {"seed": SEED, "starts": STARTS, "steps": STEPS, "peers": about, "rows": rows}
+
+
+def unargmaxable(folder: Path, python: str) -> dict[str, Any]:
+    """Verdicts of unargmaxable on the key sets of the part above, beside those of normscope."""
+    from key_cases import compared, write_sets
+
+    folder.mkdir(parents=True, exist_ok=True)
+    names = write_sets(folder / "keys.npz")
+    found = run(python, "unargmaxable_keys.py", [str(folder / "keys.npz"), str(len(names))])
+    return found | {"rows": compared(names, folder / "keys.npz", found["rows"])}
 
 
 def environment(place: Path, peer: str) -> str:

@@ -32,26 +32,61 @@ CASES = (  # kind, keys, channels, factor on the keys, deviation of a bias
 def main():
     first = np.random.default_rng(SEED).standard_normal((8, 2))
     ns.selectable(first), preference(first, 0), PublishedProcedure(first).program_finds(0)  # compiled, licence read
-    rows = [row_of(*case) for case in CASES] + [row_of_tokens()]
+    rows = [judged(*keys) for keys in sets()]
     versions = {package: version(package) for package in ("normscope", "gurobipy", "scipy")}
     print(json.dumps({"seed": SEED, "programs": PROGRAMS, "versions": versions, "rows": rows}))
 
 
-def row_of(kind, count, channels, factor, deviation):
+def sets():
+    """Name, keys and bias of every set."""
+    yield from (set_of(*case) for case in CASES)
+    yield set_of_tokens()
+
+
+def set_of(kind, count, channels, factor, deviation):
     rng = np.random.default_rng(SEED)
     keys = KINDS[kind](count, channels, rng) * np.float32(factor)
     bias = (deviation * rng.standard_normal(count)).astype(np.float32) if deviation else None
     words = [kind] + ([f"times {factor:,g}"] if factor != 1 else [])
-    return judged(", ".join(words) + (f", bias of deviation {deviation:,.0f}" if deviation else ""), keys, bias)
+    return ", ".join(words) + (f", bias of deviation {deviation:,.0f}" if deviation else ""), keys, bias
 
 
-def row_of_tokens():
+def set_of_tokens():
     """The rows of the demo model's unembedding: which tokens some hidden vector scores highest."""
     from safetensors.numpy import load_file
 
     tensors = load_file(next(ns.demo_model().glob("*.safetensors")))
     table = tensors.get("lm_head.weight", tensors.get("transformer.wte.weight"))
-    return judged("tokens of the demo model", np.asarray(table, np.float32), None)
+    return "tokens of the demo model", np.asarray(table, np.float32), None
+
+
+def write_sets(file):
+    """All sets as keys0, bias0, keys1 …, for a peer in another environment; their names."""
+    arrays, names = {}, []
+    for number, (name, keys, bias) in enumerate(sets()):
+        names.append(name)
+        arrays |= {f"keys{number}": keys} | ({} if bias is None else {f"bias{number}": bias})
+    np.savez(file, **arrays)
+    return names
+
+
+def compared(names, file, rows):
+    """Verdicts of a peer (True: selected, None: it failed) beside those of normscope, where that calls none a near tie.
+
+    `shown`: of the keys judged differently, those with a query of normscope that holds in rational numbers. `refused`:
+    keys that the peer calls never selected after its solver ended with an error.
+    """
+    arrays, found = np.load(file), []
+    for number, (name, row) in enumerate(zip(names, rows, strict=True)):
+        keys, bias = arrays[f"keys{number}"], arrays.get(f"bias{number}")
+        result, verdicts = ns.selectable(keys, bias=bias), row.pop("selected")
+        asked = [key for key in np.flatnonzero(~result.near_ties) if verdicts[key] is not None]
+        differs = [key for key in asked if verdicts[key] != result.mask[key]]
+        shown = sum(wins_exactly(keys, bias, result, key) for key in differs)
+        about = {"keys": name, "count": len(keys), "channels": keys.shape[1], "never": int((~result.mask).sum())}
+        counts = {"failed": verdicts.count(None), "compared": len(asked), "differ": len(differs), "shown": shown}
+        found.append(about | counts | {"called_never": verdicts.count(False)} | row)
+    return found
 
 
 def judged(name, keys, bias):
