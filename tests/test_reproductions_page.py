@@ -2,12 +2,14 @@
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 from normscope_lab.engine.experiment import names
+from normscope_lab.engine.runs import reproduce
 from normscope_lab.results.reproduction import Reproduction
 
 ROOT = Path(__file__).parent.parent
@@ -55,3 +57,36 @@ def test_runs_without_a_result_are_listed_with_their_command(tool):
 def test_commands_are_shown_without_the_folders_of_one_machine(tool):
     command = "normscope reproduce vit --data /tmp/data -o /tmp/runs/vit --set 'epochs=[1, 2]'"
     assert tool.short(command) == "normscope reproduce vit --data data -o vit --set 'epochs=[1, 2]'"
+
+
+def test_a_run_that_is_interrupted_goes_on_from_what_was_kept_of_it(tool, tmp_path):
+    """Its cells are not computed again, and its rows are those of a run that was not interrupted."""
+    changes = {"keys": [8, 12], "channels": [2], "runs": 5}
+    whole = tmp_path / "whole"
+    reproduce("random-keys", whole, changes=changes, workers=1)
+    run, docs = tmp_path / "random-keys-two", tmp_path / "docs"
+    shutil.copytree(whole, run, ignore=shutil.ignore_patterns("findings.json", "results.csv", "*.png"))
+    first, *others = sorted((run / "cells").glob("*.json"))
+    for cell in others:
+        cell.unlink()
+    tool.pause(run, docs)
+    shutil.rmtree(run)
+    tool.resume(docs, run)
+    assert [path.name for path in (run / "cells").iterdir()] == [first.name]
+    before = (run / "cells" / first.name).stat().st_mtime_ns
+    reproduce("random-keys", run, changes=changes, workers=1)
+    assert (run / "cells" / first.name).stat().st_mtime_ns == before
+    assert (run / "results.csv").read_bytes() == (whole / "results.csv").read_bytes()
+    tool.keep(run, docs / "results" / "reproductions")
+    assert not (docs / "results" / "unfinished" / run.name).exists()
+
+
+def test_what_can_not_be_kept_or_resumed_is_said(tool, tmp_path):
+    (tmp_path / "run" / "cells").mkdir(parents=True)
+    with pytest.raises(SystemExit, match="has no finished cell"):
+        tool.pause(tmp_path / "run", tmp_path)
+    (tmp_path / "run" / "findings.json").write_text("{}")
+    with pytest.raises(SystemExit, match="is finished"):
+        tool.pause(tmp_path / "run", tmp_path)
+    with pytest.raises(SystemExit, match="nothing of a run vit is kept"):
+        tool.resume(tmp_path, tmp_path / "vit")

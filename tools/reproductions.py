@@ -2,10 +2,14 @@
 
     python tools/reproductions.py RUN... docs        # RUN: a folder that `normscope reproduce` wrote
     python tools/reproductions.py --judge docs       # judge all kept runs again, from their rows
+    python tools/reproductions.py --pause RUN docs   # keep the finished cells of a run that is not finished
+    python tools/reproductions.py --resume docs RUN  # lay such a run out again, to be resumed by its own command
     python tools/reproductions.py --commands FOLDER  # the commands of all long runs, to be run in FOLDER
 
 The files of each run (config.json, findings.json, results.csv, pictures) are copied to docs/results/reproductions, and
-the page is written from all runs there. Without a RUN, only the page is written again.
+the page is written from all runs there. Without a RUN, only the page is written again. A run of many hours can be made
+on several machines, one after the other: what is finished of it waits in docs/results/unfinished, and nothing is judged
+before its last cell.
 """
 
 import csv
@@ -61,10 +65,12 @@ NOT_RUN = """
 ## Not run yet
 
 These runs are planned and have no kept result. CPU time is that of one core, estimated from the
-time of a step. Each is resumed by its own command.
+time of a step. Each is resumed by its own command. Finished cells of a run that was interrupted are
+in `docs/results/unfinished`; they are not judged before the run is whole. `python
+tools/reproductions.py --resume docs RUN` lays them out again as the folder RUN.
 
-| run | decides | command | CPU time |
-|---|---|---|---|
+| run | decides | command | CPU time | finished |
+|---|---|---|---|---|
 """
 RUNS = """
 ## Runs
@@ -144,6 +150,12 @@ def main(*paths: str) -> None:
     if paths[0] == "--commands":
         print(commands(Path(paths[1])))
         return
+    if paths[0] == "--resume":
+        resume(Path(paths[1]), Path(paths[2]))
+        return
+    if paths[0] == "--pause":
+        pause(Path(paths[1]), Path(paths[2]))
+        paths = paths[2:]
     again = paths[0] == "--judge"
     *runs, docs = map(Path, paths[again:])
     kept = docs / "results" / "reproductions"
@@ -161,6 +173,7 @@ def keep(run: Path, kept: Path) -> None:
         raise SystemExit(f"{run} holds no finished run")
     target = kept / run.resolve().name
     shutil.rmtree(target, ignore_errors=True)
+    shutil.rmtree(unfinished(kept) / target.name, ignore_errors=True)
     target.mkdir(parents=True)
     for pattern in KEPT:
         for file in run.glob(pattern):
@@ -168,6 +181,38 @@ def keep(run: Path, kept: Path) -> None:
                 shutil.copy(file, target / file.name)
             else:
                 print(f"{file} has more than {LARGEST:,} bytes and is not kept")
+
+
+def unfinished(kept: Path) -> Path:
+    """Where the finished cells of runs are that are not finished themselves."""
+    return kept.parent / "unfinished"
+
+
+def pause(run: Path, docs: Path) -> None:
+    """Keep the configuration and the finished cells of a run, so that it can be resumed on another machine."""
+    if (run / "findings.json").exists():
+        raise SystemExit(f"{run} is finished: python tools/reproductions.py {run} {docs} keeps it")
+    cells = sorted((run / "cells").glob("*.json"))
+    if not cells:
+        raise SystemExit(f"{run} has no finished cell")
+    target = unfinished(docs / "results" / "reproductions") / run.resolve().name
+    shutil.rmtree(target, ignore_errors=True)
+    (target / "cells").mkdir(parents=True)
+    shutil.copy(run / "config.json", target)
+    for cell in cells:
+        shutil.copy(cell, target / "cells")
+
+
+def resume(docs: Path, run: Path) -> None:
+    """Lay a kept run out as a folder that `normscope reproduce` resumes."""
+    source = unfinished(docs / "results" / "reproductions") / run.name
+    if not source.exists():
+        raise SystemExit(f"{source} does not exist: nothing of a run {run.name} is kept")
+    if run.exists():
+        raise SystemExit(f"{run} exists already: remove it, or resume it by its own command")
+    shutil.copytree(source, run)
+    command = json.loads((run / "config.json").read_text("utf-8"))["command"]
+    print(f"{len(list((run / 'cells').glob('*.json')))} finished cells; go on with: {short(command)}")
 
 
 def judge(folder: Path) -> None:
@@ -225,8 +270,10 @@ def page(kept: Path) -> str:
             f"| [{name}](#{name}) | {found['preset']} | {found['source']} | {shown} | {minutes(found['seconds'])} |"
         )
         parts.append(section(folder, found, config))
+    cells = {run.name: len(list((unfinished(kept) / run.name / "cells").glob("*.json"))) for run in PLANNED}
     missing = [
-        f"| {run.name} | {run.decides} | `normscope reproduce {run.command} -o {run.name}` | {run.hours:g} h |"
+        f"| {run.name} | {run.decides} | `normscope reproduce {run.command} -o {run.name}` | {run.hours:g} h "
+        f"| {f'{cells[run.name]} cells' if cells[run.name] else '–'} |"
         for run in PLANNED
         if run.name not in {folder.name for folder in folders}
     ]
