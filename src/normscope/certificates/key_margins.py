@@ -6,6 +6,10 @@ s = q·k' in double precision (unit roundoff u = 2⁻⁵³), with the d products
     |(sᵢ − sⱼ) − q·(kᵢ − kⱼ)|  ≤  2(d + 4)·u·Σₖ |qₖ|·maxⱼ|k'ⱼₖ|
 
 A margin below the bound is recomputed without rounding. A bias is one more channel, of weight 1 in the query.
+
+Of a large set, only the rival that scores highest is met in double precision, where single precision singles it out:
+its scores are off by (d + 4)·2⁻²⁴·Σₖ |qₖ|·maxⱼ|k'ⱼₖ| at most, and all others are lower by more than twice that.
+
 So a query that counts is a proof. Weights are judged in `hull_proofs`: wrong, a proof, or a near tie.
 
 Nothing is imported from the solver. The solver imports `margins` and `residuals`, to drop what would not count.
@@ -22,7 +26,9 @@ from normscope.certificates.hull_proofs import UNIT, WRONG, Verdicts, judged, to
 from normscope.certificates.key_certificates import Ints
 from normscope.checks import Floats
 
-BLOCK = 2**16  # scores at a time
+BLOCK = 2**17  # scores at a time
+SINGLE, TINY = 2.0**-24, 2.0**-120  # unit roundoff in single precision; more than a term loses by underflow in it
+USUAL = 300  # powers of two between which numbers can be multiplied as they are
 ENTRIES = 2**21  # terms of weighted sums at a time
 
 
@@ -114,12 +120,17 @@ def judged_sets(keys: Floats, biased: bool, rows: Ints, starts: Ints, indices: I
 def _groups(sets: Floats, rows: Ints) -> Iterator[tuple[slice, slice, int]]:
     """Sets that have BLOCK scores at most between them, or one that has more; their rows, and the number of their
     first key."""
-    count, channels = sets.shape[1:]
-    together = max(1, BLOCK // (count * max(count, channels)))
+    count, together = sets.shape[1], _together(sets)
     for start in range(0, len(sets), together):
         stop = start + together
         part = np.searchsorted(rows, [start * count, stop * count])
         yield slice(start, stop), slice(int(part[0]), int(part[1])), start * count
+
+
+def _together(sets: Floats) -> int:
+    """How many sets of this size are a group."""
+    count, channels = sets.shape[1:]
+    return max(1, BLOCK // int(count * max(count, channels)))
 
 
 def _margins_together(sets: Floats, rows: Ints, queries: Floats, earlier: bool) -> Margins:
@@ -130,13 +141,18 @@ def _margins_together(sets: Floats, rows: Ints, queries: Floats, earlier: bool) 
         return Margins(endless, finite, np.zeros(len(rows)), endless)
     centred, widest, exponents = _centred(sets)
     owner, own_row = np.divmod(rows, count)
-    scaled, shift = _scaled_queries(np.where(finite[:, None], queries, 0.0), exponents[owner], widest[owner] > 0)
-    size = np.einsum("ak,ak->a", np.abs(scaled), widest[owner])
+    each = owner if len(sets) > 1 else slice(1)
+    numbers = queries if finite.all() else np.where(finite[:, None], queries, 0.0)
+    scaled, shift = _scaled_queries(numbers, exponents[each], widest[each] > 0)
+    size = np.einsum("ak,ak->a", np.abs(scaled), np.broadcast_to(widest[each], scaled.shape))
     bounds = 2 * (channels + 4) * UNIT * size
-    least, proven = np.empty(len(rows)), np.zeros(len(rows), bool)
+    least = np.full(len(rows), np.nan)
+    if _together(sets) == 1:
+        least = _least_of_large_set(centred[0], own_row, scaled, size, earlier)
+    proven = least > bounds
+    rest = np.flatnonzero(~(np.abs(least) > bounds))
     step = max(1, BLOCK // count)
-    for start in range(0, len(rows), step):
-        part = slice(start, start + step)
+    for part in (rest[start : start + step] for start in range(0, len(rest), step)):
         place, scores = _scores(centred, owner[part], scaled[part])
         itself = (*place, own_row[part])
         own = scores[itself]
@@ -145,13 +161,37 @@ def _margins_together(sets: Floats, rows: Ints, queries: Floats, earlier: bool) 
             scores[place] = np.where(np.arange(count) > own_row[part, None], -np.inf, scores[place])
         least[part] = own - scores.max(axis=2)[place]
         proven[part] = least[part] > bounds[part]
-        for a in start + np.flatnonzero((np.abs(least[part]) <= bounds[part]) & finite[part]):
-            near = np.flatnonzero(own[a - start] - scores[place[0][a - start], place[1][a - start]] <= 2 * bounds[a])
+        for turn in np.flatnonzero((np.abs(least[part]) <= bounds[part]) & finite[part]):
+            a = part[turn]
+            near = np.flatnonzero(own[turn] - scores[place[0][turn], place[1][turn]] <= 2 * bounds[a])
             exact = _exact_margin(sets[owner[a]], int(own_row[a]), near, queries[a])
             least[a] = float(exact * Fraction(2) ** -int(shift[a]))
             proven[a] = exact > 0
     with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
-        return Margins(np.ldexp(least, shift), proven, np.ldexp(bounds, shift), least / size)
+        return Margins(np.ldexp(least, shift), proven & finite, np.ldexp(bounds, shift), least / size)
+
+
+def _least_of_large_set(centred: Floats, own_row: Ints, queries: Floats, size: Floats, earlier: bool) -> Floats:
+    """Margins against the rival that scores highest; NaN where single precision does not single it out."""
+    count, channels = centred.shape
+    error = 1.1 * (channels + 4) * SINGLE * size + channels * TINY
+    keys, single = centred.astype(np.float32).T, queries.astype(np.float32)
+    rivals, clear = np.empty(len(queries), np.int64), np.empty(len(queries), bool)
+    step = max(1, BLOCK // count)
+    for start in range(0, len(queries), step):
+        part = slice(start, start + step)
+        scores = single[part] @ keys
+        line = np.arange(len(scores))
+        scores[line, own_row[part]] = -np.inf
+        if earlier:
+            scores[np.arange(count) > own_row[part, None]] = -np.inf
+        rivals[part] = scores.argmax(axis=1)
+        highest = scores[line, rivals[part]].astype(float)
+        scores[line, rivals[part]] = -np.inf
+        with np.errstate(invalid="ignore"):  # a key that has no rival
+            clear[part] = highest - scores.max(axis=1) > 2 * error[part]
+    least = np.einsum("ak,ak->a", queries, centred[own_row]) - np.einsum("ak,ak->a", queries, centred[rivals])
+    return np.where(clear, least, np.nan)
 
 
 def _scores(centred: Floats, owner: Ints, queries: Floats) -> tuple[tuple[Ints, Ints], Floats]:
@@ -173,8 +213,8 @@ def _residuals_together(
     if not len(rows):
         return Residuals(np.zeros(0), np.zeros(0, bool), np.zeros(0))
     count, channels = sets.shape[1:]
-    exponents = 1 + _exponents(sets.transpose(1, 0, 2).reshape(count, -1)).reshape(-1, channels)
-    keys = np.ldexp(sets, -exponents[:, None])
+    exponents = 1 + _exponents(sets)
+    keys = times_powers(sets, -exponents[:, None])
     share = tolerance(channels)
     owner, own_row = np.divmod(rows, count)
     lengths = np.diff(starts)
@@ -203,20 +243,33 @@ def _residuals_together(
 def _centred(sets: Floats) -> tuple[Floats, Floats, Ints]:
     """Sets (m, n, D) minus their means, every channel scaled into [−1, 1] by a power of two; and per set and channel
     the largest entry (m, D) and that power (m, D)."""
-    count, channels = sets.shape[1:]
-    keys = sets.transpose(1, 0, 2).reshape(count, -1)  # the channels of all sets side by side
-    first = _exponents(keys)
-    keys = np.ldexp(keys, -first)
-    keys = keys - keys.mean(axis=0)
+    first = _exponents(sets)
+    keys = times_powers(sets, -first[:, None])
+    keys -= keys.mean(axis=1, keepdims=True)
     second = _exponents(keys)
-    keys = np.ldexp(keys, -second)
-    centred = keys.reshape(count, -1, channels).transpose(1, 0, 2)
-    return centred, np.abs(keys).max(axis=0).reshape(-1, channels), (first + second).reshape(-1, channels)
+    keys = times_powers(keys, -second[:, None])
+    return keys, largest(keys), first + second
 
 
 def _exponents(values: Floats) -> Ints:
-    """Per column e with max|values| in [2^(e−1), 2^e)."""
-    return np.asarray(np.frexp(np.abs(values).max(axis=0))[1], np.int64)
+    """Per set (n, D) and channel e with max|values| in [2^(e−1), 2^e)."""
+    return np.asarray(np.frexp(largest(values))[1], np.int64)
+
+
+def largest(values: Floats) -> Floats:
+    """Per set (n, D) and channel the largest size."""
+    return np.asarray(np.maximum(values.max(axis=-2), -values.min(axis=-2)))
+
+
+def times_powers(values: Floats, powers: Ints) -> Floats:
+    """values · 2^powers, for powers between −2000 and 2000; much faster than `ldexp` where there are few of them.
+
+    >>> times_powers(np.array([[2.0**1000], [3 * 2.0**-1070]]), np.array([[-1000], [1070]]))
+    array([[1.],
+           [3.]])
+    """
+    half = powers // 2
+    return np.asarray(values * np.ldexp(1.0, half) * np.ldexp(1.0, powers - half))
 
 
 def _lengths(vectors: Floats, exponents: Ints) -> Floats:
@@ -229,6 +282,13 @@ def _lengths(vectors: Floats, exponents: Ints) -> Floats:
 
 def _scaled_queries(queries: Floats, exponents: Ints, alive: NDArray[np.bool_]) -> tuple[Floats, Ints]:
     """Queries for the centred keys, scaled to size about 1, and the power of two removed from each."""
+    usual = queries.size and np.abs(exponents).max() < USUAL and np.abs(queries).max(initial=0.0) < 2.0**USUAL
+    if usual:
+        sized = np.where(alive, queries, 0.0) * np.ldexp(1.0, exponents)
+        longest = np.maximum(sized.max(axis=1), -sized.min(axis=1))
+        if longest.min() > 2.0**-USUAL:
+            shift = np.frexp(longest)[1].astype(np.int64)
+            return sized * np.ldexp(1.0, -shift)[:, None], shift
     mantissa, power = np.frexp(np.where(alive, queries, 0.0))
     total = np.where(mantissa != 0, power + exponents, np.iinfo(np.int64).min // 2)
     shift = total.max(axis=1, initial=-(2**40))

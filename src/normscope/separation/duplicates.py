@@ -45,6 +45,18 @@ def set_duplicates_apart(blocks: Iterable[NDArray[np.floating]], heights: Floats
     return np.sort(np.array(best)), equal_to
 
 
+def are_distinct(keys: Floats) -> bool:
+    """Whether all keys (n, d) surely differ; False if in doubt. Sums of whole numbers made of their bits differ.
+
+    >>> are_distinct(np.array([[1.0], [2.0]])), are_distinct(np.array([[0.0], [-0.0]]))
+    (True, False)
+    """
+    bits = np.ascontiguousarray(keys + 0.0).view(np.uint64)  # −0 equals 0
+    factors = np.random.default_rng(0).integers(2**63, size=keys.shape[1], dtype=np.uint64) | np.uint64(1)
+    sums = np.sort(((bits ^ (bits >> np.uint64(32))) * factors).sum(axis=1))
+    return bool((sums[1:] != sums[:-1]).all())
+
+
 def _names(keys: NDArray[np.floating]) -> list[bytes]:
     """A name that equal keys share: all their bytes, or a digest of them."""
     some = np.ascontiguousarray(keys + 0.0)  # −0 equals 0

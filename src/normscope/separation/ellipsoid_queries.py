@@ -24,7 +24,7 @@ import numpy as np
 from normscope.certificates.key_certificates import Ints
 from normscope.checks import Floats
 from normscope.compiled import compiled
-from normscope.separation.active_set import append_column, remove_column, solve_gram
+from normscope.separation.active_set import Factor, append_column, empty_factor, remove_column, solve_gram
 from normscope.separation.scores import LANES, Singles, contains, dot, score_all, tiles_of
 
 MOST_STEPS = 5000
@@ -49,7 +49,7 @@ class Room(NamedTuple):
     names: Ints
     differences: Floats  # (r + 2, r): a
     heights: Floats  # b
-    factor: Floats
+    factor: Factor
     weights: Floats
     nearest: Floats  # λ of x₀
     falling: Floats  # the direction of h among the weights
@@ -95,7 +95,7 @@ def _reach(rivals, queue, first):  # type: ignore[no-untyped-def]
         np.empty(size + 2, np.int64),
         np.empty((size + 2, size)),
         np.empty(size + 2),
-        np.zeros((size + 3, size + 3)),
+        empty_factor(size + 3),
         np.zeros(size + 2),
         np.zeros(size + 2),
         np.zeros(size + 2),

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from normscope.certificates.key_certificates import Ints
 from normscope.checks import Floats
 from normscope.compiled import compiled
-from normscope.separation.active_set import affine_weights, append_column, remove_column
+from normscope.separation.active_set import Factor, affine_weights, append_column, empty_factor, remove_column
 from normscope.separation.scores import LANES, SHORT, Singles, contains, dot, find, least_of, score_all, shortlist
 
 MOST_STEPS = 2000
@@ -57,7 +57,7 @@ class Active(NamedTuple):
 
     names: Ints
     differences: Floats
-    factor: Floats
+    factor: Factor
     weights: Floats
     trial: Floats
     products: Floats
@@ -126,7 +126,7 @@ def nearest_points(cloud, known, queue, rivals):  # type: ignore[no-untyped-def]
     active = Active(
         np.empty(size + 2, np.int64),
         np.empty((size + 2, size)),
-        np.zeros((size + 3, size + 3)),
+        empty_factor(size + 3),
         np.zeros(size + 2),
         np.zeros(size + 2),
         np.empty(size + 2),

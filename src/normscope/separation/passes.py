@@ -18,7 +18,7 @@ from normscope.certificates.key_certificates import Bools, Certificates, Ints, j
 from normscope.certificates.key_margins import judged_sets, margins, residuals
 from normscope.checks import Floats
 from normscope.separation.coordinates import Whitened, whiten_sets
-from normscope.separation.duplicates import have_duplicates, set_duplicates_apart
+from normscope.separation.duplicates import are_distinct, have_duplicates, set_duplicates_apart
 from normscope.separation.exact_simplex import Budget
 from normscope.separation.near_ties import settle
 from normscope.separation.nearest_point import INSIDE, OPEN, nearest_points_of_sets
@@ -79,7 +79,9 @@ def _solve_alone(keys: Floats, biased: bool) -> tuple[Certificates, Bools]:
     """The same for one set (n, D), which may have duplicates."""
     count, channels = keys.shape
     near_ties = np.zeros(count, bool)
-    distinct, equal_to = set_duplicates_apart([keys[:, : channels - biased]], keys[:, -1] if biased else None)
+    distinct, equal_to = np.arange(count), dict[int, int]()
+    if not are_distinct(keys[:, : channels - biased]):
+        distinct, equal_to = set_duplicates_apart([keys[:, : channels - biased]], keys[:, -1] if biased else None)
     parts = [_duplicates(equal_to, count)] if equal_to else []
     near_ties[list(equal_to)] = True
     if len(distinct) == 1:
