@@ -19,8 +19,9 @@ from normscope.errors import InputError
 from normscope.models.stored_matrices import TensorRows
 from normscope.vocabulary import search as searching
 from normscope.vocabulary import token_directions
+from normscope.vocabulary.clock import Clock
 from normscope.vocabulary.findings import Findings
-from normscope.vocabulary.search import Clock, search
+from normscope.vocabulary.search import search
 from strategies import seeds
 
 TOOL = Path(__file__).parent.parent / "tools" / "large_vocabulary.py"
@@ -51,7 +52,7 @@ def test_channels_as_axes_change_no_verdict_and_every_certificate_holds(seed):
     asked = table(seed)
     usual = found_in(asked)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_directions, "_seconds_for_axes", lambda view: np.inf)
+        patch.setattr(token_directions, "seconds_for_axes", lambda view: np.inf)
         quick = found_in(asked, time.monotonic() + 60)
     frame = quick.reachable.frame
     assert frame is not None

@@ -115,17 +115,18 @@ class Engine(ABC):
         patience
             Seconds of work in this process, over all runs, before processes are started for the rest.
         tick
-            Called while waiting, at least twice a second.
+            Called before each piece in this process, and while waiting, at least twice a second; an error that it
+            raises ends the run, and finished results have been yielded.
         """
         tasks = (_Task(piece, shortened(named(piece))) for piece in pieces)
         while self._here < self.seconds_here(patience):
+            tick()
             begun = time.monotonic()
             task = next(tasks, None)
             if task is None:
                 return
             result = _done_here(function, task, tuple(given))
             self._here += time.monotonic() - begun
-            tick()
             yield result
         yield from self._results(function, tasks, tuple(given), self._size(pieces), tick)
 
@@ -190,10 +191,10 @@ class Engine(ABC):
                     return
                 for handle in self.finished(waiting, POLL_SECONDS):
                     again += self._settle(handle, waiting.pop(handle))
-                tick()
                 while order and (answer := order[0].answer) is not None:
                     order.popleft()
                     yield answer[0]
+                tick()
         finally:
             self.cancel(waiting)
 

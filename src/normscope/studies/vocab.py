@@ -18,6 +18,7 @@ from normscope.certificates.token_certificates import TokenCertificates
 from normscope.certificates.token_table import Table
 from normscope.checks import quoted
 from normscope.data import demo_model
+from normscope.engine import Engine
 from normscope.errors import InputError
 from normscope.files import require_writable, write_atomically
 from normscope.models.batches import Inputs
@@ -28,8 +29,9 @@ from normscope.norm import Norm
 from normscope.progress import Progress, silent
 from normscope.results.result import ENDINGS, load
 from normscope.results.token_verdicts import TokenVerdicts, counted, list_tokens, not_winning
+from normscope.vocabulary.clock import Clock
 from normscope.vocabulary.findings import Answers, Findings
-from normscope.vocabulary.search import Clock, search
+from normscope.vocabulary.search import search
 
 FILLED = "the filled ellipsoid"
 SURFACE = (
@@ -46,6 +48,7 @@ def vocab(
     resume: str | PathLike[str] | None = None,
     device: str = "cpu",
     dtype: str | None = None,
+    engine: Engine | None = None,
     progress: Progress = silent,
 ) -> TokenVerdicts:
     """The tokens of a model that can, and that can never, be the argmax of its output.
@@ -64,6 +67,9 @@ def vocab(
         search runs, and at its end.
     device, dtype
         Device and floating-point type to load a folder in. float32 holds float16 and bfloat16 exactly.
+    engine
+        Where blocks of tokens are asked: see `normscope.engine`. None: in as many processes as this one has cores,
+        where that is worth it. Results do not depend on it, unless a limit of time ends the search.
     progress
         Called with the items of each phase and a description; see `normscope.progress`.
 
@@ -88,13 +94,14 @@ def vocab(
     with clock.phase("model"):
         subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
         described = _Described(subject, subject.dtype)
+        _ = described.table.sha256  # a pass over the table, which counts as time
     findings = Findings.none_yet(len(described.table), reachable=described.table.outputs is not None)
     if target is not None:
         if target.exists():
             findings = _resumed(target, described.table)
         clock.keep = lambda: write_atomically(described.result(*findings.certificates()).to_bytes(), target)
     try:
-        search(described.table, findings, clock, progress)
+        search(described.table, findings, clock, progress, engine)
     finally:
         clock.keep()
     with clock.phase("tokenizer"):

@@ -1,4 +1,4 @@
-"""The nearest point of a hull, for tokens of a large table one at a time, up to a certificate that can be checked.
+"""The nearest point of a hull, for tokens of a large table block by block, up to certificates that are checked.
 
 What Wolfe's method leaves unclear is asked again among the few rivals that matter, by QR and then in whole numbers:
 weights found among some rivals are weights, and a vector counts if the checker finds that it beats all.
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from normscope.certificates.check_tokens import verdict_of
 from normscope.certificates.key_certificates import Ints
 from normscope.certificates.token_certificates import NEVER, OPEN, TIED
+from normscope.certificates.token_scores import prefers, prefers_reachable
 from normscope.checks import Floats
 from normscope.separation.coordinates import Whitened, whiten
 from normscope.separation.exact_simplex import Budget
@@ -24,6 +25,7 @@ from normscope.vocabulary.token_view import View
 
 FEW = 4  # rivals looked at again, over the number of channels
 STARTS = 3  # from which a token is asked again if its weights are not right
+WITHIN = 1 - 1e-12  # length of a u that is certainly in the unit ball
 ROUNDS = 8  # in which those that were missed are taken in
 
 
@@ -36,17 +38,49 @@ class Weighted:
     verdict: int
 
 
+Found = Floats | Weighted | None  # a vector that provably prefers a token, what rules all vectors out, or neither
+Block = tuple[
+    Ints, Ints
+]  # tokens by their number in the table; for each a point to begin with, by its number in the view
+
+
+def drop_unproven(view: View, tokens: Ints, found: list[Found]) -> list[int]:
+    """Take out vectors that do not provably prefer their tokens; returns the places of those."""
+    having = [place for place, each in enumerate(found) if isinstance(each, np.ndarray)]
+    if not having:
+        return []
+    vectors = np.array([found[place] for place in having])
+    wins = (prefers_reachable if view.reachable else prefers)(view.table, tokens[having], vectors)
+    unproven = [place for place, won in zip(having, wins, strict=True) if not won]
+    for place in unproven:
+        found[place] = None
+    return unproven
+
+
 class NearestPoints:
-    """The tokens of a view, made round, to be asked one by one; by their number in the view."""
+    """The tokens of a view, made round, to be asked in blocks: what a block finds does not depend on other blocks."""
 
     def __init__(self, view: View, wins: NDArray[np.bool_]) -> None:
-        self._view = view
+        self._view, self._wins = view, wins
         self._whitened = whiten(view.keys(slice(None)), view.biased)
-        self._cloud, self._known = _room(self._whitened, wins)
-        self._ends: dict[int, tuple[Floats, Ints]] = {}  # where the search for a token ended: direction and support
+        self._cloud = _cloud(self._whitened)
         self.squares = np.einsum("ij,ij->i", self._whitened.points, self._whitened.points)
 
-    def ask(self, token: int, rival: int) -> Floats | Weighted | None:
+    def ask(self, block: Block) -> list[Found]:
+        """What is found about each token of a block."""
+        # The last two are large, but zeros take no memory until something is written there, which is for few points.
+        count, tiles, witnesses = len(self._wins), np.zeros_like(self._cloud.tiles), np.zeros_like(self._cloud.points)
+        self._known = Known(self._wins.copy(), np.zeros(count + 1, np.int64), tiles, witnesses, np.zeros(1, np.int64))
+        self._ends: dict[int, tuple[Floats, Ints]] = {}  # where the search for a token ended: direction and support
+        tokens, rivals = block
+        places = self._view.place(tokens).tolist()
+        found = [self._about(place, rival) for place, rival in zip(places, rivals.tolist(), strict=True)]
+        for number in drop_unproven(self._view, tokens, found):
+            found[number] = self._ask_again(places[number])
+        drop_unproven(self._view, tokens, found)
+        return found
+
+    def _about(self, token: int, rival: int) -> Found:
         """A vector that may prefer the token, weights that rule out all vectors, or neither."""
         tied: Weighted | None = None
         for start in dict.fromkeys([rival, *self._other_starts(token)]):
@@ -58,7 +92,7 @@ class NearestPoints:
             if found is not None and found.verdict == NEVER:
                 return found
             tied = tied or found
-        again = self.ask_again(token)
+        again = self._ask_again(token)
         return tied if again is None or (isinstance(again, Weighted) and again.verdict == TIED and tied) else again
 
     def _search(self, token: int, start: int) -> tuple[int, Floats, Ints]:
@@ -71,7 +105,7 @@ class NearestPoints:
         farthest = np.argpartition(-self.squares, min(STARTS, len(self.squares) - 1))[: STARTS + 1]
         return [int(place) for place in farthest if place != token][:STARTS]
 
-    def ask_again(self, token: int) -> Floats | Weighted | None:
+    def _ask_again(self, token: int) -> Found:
         """The same for a near tie, among the rivals that matter."""
         points = self._whitened.points
         if self._view.reachable:  # rows that differ may be the same to all reachable vectors
@@ -107,12 +141,9 @@ class NearestPoints:
         lead[token] = -np.inf
         return np.flatnonzero(lead >= 0)
 
-    def forget(self) -> None:
-        """Where searches ended, once none of their tokens will be asked again."""
-        self._ends.clear()
-
     def _vector(self, query: Floats) -> Floats:
-        return query[:-1] if self._view.biased else query
+        vector = query[:-1] if self._view.biased else query
+        return np.asarray(vector * (WITHIN / np.linalg.norm(vector))) if self._view.reachable else vector
 
     def _weighted(self, token: int, support: Ints) -> Weighted | None:
         """Weights inside a simplex."""
@@ -136,11 +167,11 @@ def nearest_to(points: Floats, squares: Floats, place: int) -> int:
     return int(nearness.argmax())
 
 
-def _room(whitened: Whitened, wins: NDArray[np.bool_]) -> tuple[Cloud, Known]:
-    """The points, and no list of known ones: almost all are known to win, and all of them are asked at once."""
-    points, count = whitened.points, len(whitened.points)
+def _cloud(whitened: Whitened) -> Cloud:
+    """The points, and the ray if it imposes a condition."""
+    points = whitened.points
     ray = np.zeros(points.shape[1]) if whitened.ray is None else whitened.ray
-    cloud = Cloud(points, tiles_of(points, count), ray, whitened.ray is not None, float(whitened.longest))
-    # The last two are large, but zeros take no memory until something is written there, which is for few points.
-    tiles, witnesses = np.zeros(cloud.tiles.shape, np.float32), np.zeros(points.shape)
-    return cloud, Known(wins.copy(), np.zeros(count + 1, np.int64), tiles, witnesses, np.zeros(1, np.int64))
+    tiles = tiles_of(points, len(points))
+    for array in (points, tiles, ray):  # as workers have them: one and the same compiled code
+        array.flags.writeable = False
+    return Cloud(points, tiles, ray, whitened.ray is not None, float(whitened.longest))

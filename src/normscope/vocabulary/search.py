@@ -1,75 +1,51 @@
-"""The tokens of a large table one after the other, until all are settled or time is up.
+"""The tokens of a large table, block by block, until all are settled or time is up.
 
 1. Duplicates are set apart.
-2. Own directions, for reachable vectors and then for any: settles almost all, block by block.
+2. Own directions, for reachable vectors and then for any: settles almost all.
 3. The nearest point of the hull for the rest: a vector that prefers the token, or weights that rule all vectors out.
 4. Where a token can win but no reachable vector is known: the vector it wins by, turned towards what can be reached;
    then the exact method over the ellipsoid, or the nearest point again where all heights are equal.
 
-Steps 3 and 4 need the table in memory in double precision, several times: where that does not fit, tokens stay open.
+Blocks of tokens are pieces of an engine: what one finds depends on the table and on its tokens alone. Steps 3 and 4
+need the table in memory in double precision, several times: where that does not fit, tokens stay open.
 
 Vectors and weights count only if the checker passes them, own directions if they lead by more than the bound of their
 screen, or if the checker passes them. What is found is kept in `Findings`, from which a search can be resumed.
 """
 
 import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 
-from normscope.certificates.check_tokens import verdict_of
 from normscope.certificates.key_certificates import Ints
-from normscope.certificates.token_certificates import NEVER, OPEN, POWERS, TIED, WINS, Frame
-from normscope.certificates.token_scores import MANY, OwnDirectionCheck, prefers, prefers_reachable
+from normscope.certificates.token_certificates import NEVER, OPEN, POWERS, TIED, WINS
+from normscope.certificates.token_scores import MANY, OwnDirectionCheck
 from normscope.certificates.token_table import Outputs, Table
 from normscope.checks import Floats
-from normscope.progress import Progress, silent
+from normscope.engine import PATIENCE, Engine, FailedPiece, failed, or_local
+from normscope.progress import Progress, silent, sized
 from normscope.separation.duplicates import set_duplicates_apart
-from normscope.separation.ellipsoid_queries import REACHABLE, UNREACHABLE, Rivals, reach
-from normscope.separation.scores import tiles_of
+from normscope.vocabulary.clock import Clock, TimeIsUp, WatchedRows
+from normscope.vocabulary.ellipsoid_tokens import InEllipsoid, weighted_if_right
 from normscope.vocabulary.findings import Answers, Findings
-from normscope.vocabulary.nearest_token import NearestPoints, Weighted, nearest_to
-from normscope.vocabulary.token_directions import OwnDirections, channels_of, coordinate_map, frame_of, scale_of
+from normscope.vocabulary.nearest_token import WITHIN, Block, Found, NearestPoints, Weighted, drop_unproven
+from normscope.vocabulary.token_directions import OwnDirections, channels_of, frame_of, seconds_for_axes
 from normscope.vocabulary.token_view import View
 
-AT_ONCE = 256  # vectors that are checked together
+AT_ONCE = 16  # tokens of a block that exact methods are asked about
 FEW = 128  # tokens that are asked one by one sooner than in other coordinates
-BETWEEN_SAVES = 30.0  # seconds
 COPIES = 5  # of a table in double precision, that the exact methods need
-INSIDE = 1 - 1e-12  # length of a u that is certainly in the unit ball
+SETTING_UP = 4.0  # times that of principal axes: what it takes before the exact methods can be asked
 
 
-@dataclass(eq=False)
-class Clock:
-    """When to stop, when to save, and the CPU seconds of each phase."""
-
-    deadline: float | None = None  # on time.monotonic
-    keep: Callable[[], None] = lambda: None
-    seconds: dict[str, float] = field(default_factory=dict)
-    kept: float = field(default_factory=time.monotonic)
-
-    def is_up(self) -> bool:
-        """Whether time is up; called after every piece of work."""
-        now = time.monotonic()
-        if now - self.kept > BETWEEN_SAVES:
-            self.keep()
-            self.kept = time.monotonic()
-        return self.deadline is not None and now >= self.deadline
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start = time.process_time()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - start
-
-
-def search(table: Table, findings: Findings, clock: Clock, progress: Progress = silent) -> None:
-    """Add to the findings what can be found before the clock is up.
+def search(
+    table: Table, findings: Findings, clock: Clock, progress: Progress = silent, engine: Engine | None = None
+) -> None:
+    """Add to the findings what can be found before the clock is up, with blocks of tokens as pieces of an engine.
 
     >>> table = Table(np.array([[0, 0], [4, 0], [0, 4], [1, 1], [0, 4]], np.float32))
     >>> findings = Findings.none_yet(len(table), reachable=False)
@@ -77,94 +53,174 @@ def search(table: Table, findings: Findings, clock: Clock, progress: Progress = 
     >>> findings.any_vector.verdict  # wins, wins, tied with its duplicate, never, tied
     array([1, 1, 3, 2, 3], dtype=int8)
     """
-    with clock.phase("duplicates"):
-        names, twin_of = set_duplicates_apart(table.stored(), table.bias)
-        for token, twin in twin_of.items():
-            tied = table.bias is None or table.bias[token] == table.bias[twin]
-            findings.any_vector.lose(token, np.array([twin]), np.ones(1), TIED if tied else NEVER)
-        findings.share()
-    any_vector, reachable = View(table, names, reachable=False), View(table, names, reachable=True)
-    rivals = np.full(len(table), -1)
-    for answers, view in ((findings.reachable, reachable), (findings.any_vector, any_vector)):
-        if answers is not None:
-            with clock.phase("own directions"):
-                _own_directions(view, answers, rivals, clock, progress)
+    with or_local(engine) as where:
+        try:
+            _Search(table, findings, clock, progress, where).run()
+        except TimeIsUp:
+            pass
+        finally:
             findings.share()
-    with clock.phase("nearest points"):
-        _nearest_points(any_vector, findings.any_vector, rivals, clock, progress)
-    findings.share()
-    if findings.reachable is not None:
-        with clock.phase("ellipsoid"):
-            _turned_vectors(any_vector, findings.any_vector, findings.reachable, clock)
-            if len(_unasked(reachable, findings.reachable)) and not clock.is_up():
-                reachable = _without_duplicates(reachable, findings.reachable)
-            ask = _nearest_points if reachable.heights is None else _over_ellipsoid
-            ask(reachable, findings.reachable, rivals, clock, progress)
+
+
+class _Solver(Protocol):
+    def ask(self, block: Any) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    table: Table
+    findings: Findings
+    clock: Clock
+    progress: Progress
+    engine: Engine
+
+    def run(self) -> None:
+        """All steps; TimeIsUp where time is up."""
+        findings, clock = self.findings, self.clock
+        watched = replace(self.table, rows=WatchedRows(self.table.rows, clock))
+        with clock.phase("duplicates"):
+            names, twin_of = set_duplicates_apart(watched.stored(), watched.bias)
+            for token, twin in twin_of.items():
+                tied = watched.bias is None or watched.bias[token] == watched.bias[twin]
+                findings.any_vector.lose(token, np.array([twin]), np.ones(1), TIED if tied else NEVER)
+            findings.share()
+        any_vector, reachable = View(watched, names, reachable=False), View(watched, names, reachable=True)
+        rivals = np.full(len(watched), -1)
+        for answers, view in ((findings.reachable, reachable), (findings.any_vector, any_vector)):
+            if answers is not None:
+                with clock.phase("own directions"):
+                    self._own_directions(view, answers, rivals)
+                findings.share()
+        with clock.phase("nearest points"):
+            self._nearest_points(any_vector, findings.any_vector, rivals)
         findings.share()
+        if findings.reachable is not None:
+            with clock.phase("ellipsoid"):
+                self._turned_vectors(any_vector, findings.any_vector, findings.reachable)
+                if len(_unasked(reachable, findings.reachable)):
+                    reachable = self._without_duplicates(reachable, findings.reachable)
+                ask = self._nearest_points if reachable.heights is None else self._over_ellipsoid
+                ask(reachable, findings.reachable, rivals)
+
+    def _asked(self, solver: _Solver, blocks: Sequence[Any], what: str) -> Iterator[tuple[Any, Any]]:
+        """Every block with what the solver found, in order; the solver is shared with workers once."""
+        # With a limit every block is sent by itself: a bundle that is not finished would be lost.
+        pieces = blocks if self.clock.deadline is None else iter(blocks)
+        with self.engine.shared(solver) as shared:
+            results = self.engine.run(
+                _ask, pieces, given=(shared,), named=_named, patience=PATIENCE, tick=self.clock.go_on
+            )
+            with closing(results):  # type: ignore[type-var]
+                for block, found in zip(blocks, self.progress(sized(results, len(blocks)), what), strict=True):
+                    if isinstance(found, FailedPiece):
+                        raise failed([found], len(blocks), "blocks of tokens", "what was found before is kept with -o")
+                    yield block, found
+
+    def _own_directions(self, view: View, answers: Answers, rivals: Ints) -> None:
+        """Ask the own direction of every open token in the coordinates of each power; remember who was in the way."""
+        for power in POWERS:
+            tokens = np.searchsorted(view.names, answers.open())
+            enough = len(tokens) >= (FEW if answers.passed else 1)
+            if power in answers.passed or not enough:
+                continue
+            self.clock.go_on()
+            if answers.frame is None:
+                answers.frame = frame_of(view, self.clock.deadline)
+            own, near = OwnDirections(view, answers.frame, power), [np.zeros(0, np.int64)]
+            what = f"tokens, own directions, {view.question}, power {power:g}"
+            for block, asked in self._asked(own, own.blocks(tokens), what):
+                near.append(view.names[block[asked.near]])
+                rivals[view.names[block]] = view.names[asked.rivals]
+                answers.win_along_themselves(view.names[block[asked.proven]], power)
+            check, unsure = OwnDirectionCheck(view.table, answers.frame, view.reachable), np.concatenate(near)
+            for start in range(0, len(unsure), MANY):
+                some = unsure[start : start + MANY]
+                answers.win_along_themselves(some[check.wins(power, some)], power)
+            answers.passed.append(power)
+
+    def _nearest_points(self, view: View, answers: Answers, rivals: Ints) -> None:
+        if len(_unasked(view, answers)) and self._possible(view):
+            solver = NearestPoints(self._unwatched(view), answers.verdict[view.names] == WINS)
+            self._exactly(solver, solver.squares, view, answers, rivals, f"tokens, nearest points, {view.question}")
+
+    def _over_ellipsoid(self, view: View, answers: Answers, rivals: Ints) -> None:
+        if len(_unasked(view, answers)) and self._possible(view):
+            frame = answers.frame
+            if frame is None or channels_of(frame) is not None:  # channels do not leave out the dead direction
+                frame = frame_of(view)
+            solver = InEllipsoid(self._unwatched(view), frame, view)
+            self._exactly(solver, solver.squares, view, answers, rivals, "tokens, vectors in the ellipsoid")
+
+    def _exactly(self, solver: _Solver, squares: Floats, view: View, answers: Answers, rivals: Ints, what: str) -> None:
+        """Ask an exact method about all tokens that are open."""
+        queue = _unasked(view, answers)
+        first = _first_rivals(view, rivals, queue, squares)
+        parts = [slice(start, start + AT_ONCE) for start in range(0, len(queue), AT_ONCE)]
+        blocks: list[Block] = [(queue[part], first[part]) for part in parts]
+        for (tokens, _), found in self._asked(solver, blocks, what):
+            _record(answers, tokens, found)
+            answers.asked[tokens] = True
+
+    def _possible(self, view: View) -> bool:
+        """Whether the exact methods fit into the memory of this machine, and into the time that is left."""
+        self.clock.go_on()
+        if self.clock.deadline is not None and SETTING_UP * seconds_for_axes(view) > self.clock.left():
+            return False
+        if not hasattr(os, "sysconf"):  # Windows
+            return True
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return COPIES * 8 * len(view) * view.table.channels <= memory
+
+    def _unwatched(self, view: View) -> View:
+        """The same view of rows that are in memory, for workers to share; what was asked about is told in any case."""
+        return View(replace(self.table, rows=np.asarray(self.table.rows[:])), view.names, view.reachable)
+
+    def _turned_vectors(self, view: View, any_vector: Answers, reachable: Answers) -> None:
+        """Try the vectors that prefer a token, turned towards the nearest that can be reached."""
+        unknown = (reachable.verdict == OPEN) & (any_vector.verdict == WINS) & ~reachable.asked
+        if not unknown.any():
+            return
+        vectors = {
+            token: any_vector.queries[token]
+            for token in np.flatnonzero(unknown).tolist()
+            if token in any_vector.queries
+        }
+        for power in np.unique(any_vector.power[unknown & (any_vector.power != 0)]):
+            assert any_vector.frame is not None
+            tokens = np.flatnonzero(unknown & (any_vector.power == power))
+            own = OwnDirections(view, any_vector.frame, float(power))
+            vectors |= dict(zip(tokens.tolist(), own.queries(view.place(tokens)), strict=True))
+        turned: list[Found] = [_towards(view.outputs, vector) for vector in vectors.values()]
+        tokens = np.array(list(vectors), np.int64)
+        drop_unproven(View(view.table, view.names, reachable=True), tokens, turned)
+        _record(reachable, tokens, turned)
+
+    def _without_duplicates(self, view: View, answers: Answers) -> View:
+        """One of each kind of tokens that reachable vectors score alike, which their rows need not be."""
+        best, twin_of = set_duplicates_apart((view.points(part) for part in view.parts()), view.heights)
+        for place, twin in twin_of.items():
+            token = int(view.names[place])
+            if answers.verdict[token] == OPEN:  # equal up to rounding: tied, or never if it is provably lower
+                shown = weighted_if_right(view, token, view.names[[twin]], np.ones(1))
+                _record(answers, np.array([token]), [shown])
+        return View(view.table, view.names[best], reachable=True)
 
 
-def _own_directions(view: View, answers: Answers, rivals: Ints, clock: Clock, progress: Progress) -> None:
-    """Ask the own direction of every open token in the coordinates of each power; remember who was in the way."""
-    for power in POWERS:
-        tokens = np.searchsorted(view.names, answers.open())
-        enough = len(tokens) >= (FEW if answers.passed else 1)
-        if power in answers.passed or not enough or clock.is_up():
-            continue
-        if answers.frame is None:
-            answers.frame = frame_of(view, clock.deadline)
-        own, near = OwnDirections(view, answers.frame, power), [np.zeros(0, np.int64)]
-        for block in progress(own.blocks(tokens), f"tokens, own directions, {view.question}, power {power:g}"):
-            asked = own.ask(block)
-            near.append(view.names[block[asked.near]])
-            rivals[view.names[block]] = view.names[asked.rivals]
-            answers.win_along_themselves(view.names[block[asked.proven]], power)
-            if clock.is_up():
-                return
-        check, unsure = OwnDirectionCheck(view.table, answers.frame, view.reachable), np.concatenate(near)
-        for start in range(0, len(unsure), MANY):
-            some = unsure[start : start + MANY]
-            answers.win_along_themselves(some[check.wins(power, some)], power)
-        answers.passed.append(power)
+def _ask(block: Any, solver: _Solver) -> Any:
+    return solver.ask(block)
 
 
-def _nearest_points(view: View, answers: Answers, rivals: Ints, clock: Clock, progress: Progress) -> None:
-    queue = _unasked(view, answers)
-    if not len(queue) or clock.is_up() or not _fits(view):
-        return
-    nearest = NearestPoints(view, answers.verdict[view.names] == WINS)
-    first = _first_rivals(view, rivals, queue, nearest.squares)
-    waiting: dict[int, Floats] = {}
-
-    def take(token: int, found: Floats | Weighted | None) -> None:
-        if isinstance(found, Weighted):
-            answers.lose(token, found.indices, found.weights, found.verdict)
-        elif found is not None:
-            waiting[token] = found * (INSIDE / np.linalg.norm(found)) if view.reachable else found
-        answers.asked[token] = token not in waiting
-
-    def record() -> None:
-        for token in _record_vectors(view, answers, waiting):
-            take(token, nearest.ask_again(view.place(token)))
-        answers.asked[_record_vectors(view, answers, waiting)] = True
-        nearest.forget()
-
-    for token, rival in progress(
-        list(zip(queue.tolist(), first, strict=True)), f"tokens, nearest points, {view.question}"
-    ):
-        take(token, nearest.ask(view.place(token), rival))
-        if len(waiting) == AT_ONCE:
-            record()
-        if clock.is_up():
-            break
-    record()
+def _named(block: Any) -> str:
+    tokens = block[0] if isinstance(block, tuple) else block
+    return f"{len(tokens)} tokens from {tokens[0]}"
 
 
-def _fits(view: View) -> bool:
-    """Whether the exact methods fit into the memory of this machine."""
-    if not hasattr(os, "sysconf"):  # Windows
-        return True
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return COPIES * 8 * len(view) * view.table.channels <= memory
+def _record(answers: Answers, tokens: Ints, found: Sequence[Found]) -> None:
+    for token, each in zip(tokens.tolist(), found, strict=True):
+        if isinstance(each, Weighted):
+            answers.lose(token, each.indices, each.weights, each.verdict)
+        elif each is not None:
+            answers.win(token, each)
 
 
 def _unasked(view: View, answers: Answers) -> Ints:
@@ -179,35 +235,6 @@ def _first_rivals(view: View, rivals: Ints, queue: Ints, squares: Floats) -> Int
     return np.asarray(np.where(known, view.place(rivals[queue]), far))
 
 
-def _record_vectors(view: View, answers: Answers, waiting: dict[int, Floats]) -> list[int]:
-    """Keep the vectors that provably prefer their tokens; return the tokens of the others, and empty `waiting`."""
-    if not waiting:
-        return []
-    tokens, vectors = np.array(list(waiting)), np.array(list(waiting.values()))
-    wins = (prefers_reachable if view.reachable else prefers)(view.table, tokens, vectors)
-    for place in np.flatnonzero(wins):
-        answers.win(int(tokens[place]), vectors[place])
-    waiting.clear()
-    return [int(token) for token in tokens[~wins]]
-
-
-def _turned_vectors(view: View, any_vector: Answers, reachable: Answers, clock: Clock) -> None:
-    """Try the vectors that prefer a token, turned towards the nearest that can be reached."""
-    unknown = (reachable.verdict == OPEN) & (any_vector.verdict == WINS) & ~reachable.asked
-    if not unknown.any() or clock.is_up():
-        return
-    vectors = {
-        token: any_vector.queries[token] for token in np.flatnonzero(unknown).tolist() if token in any_vector.queries
-    }
-    for power in np.unique(any_vector.power[unknown & (any_vector.power != 0)]):
-        assert any_vector.frame is not None
-        tokens = np.flatnonzero(unknown & (any_vector.power == power))
-        own = OwnDirections(view, any_vector.frame, float(power))
-        vectors |= dict(zip(tokens.tolist(), own.queries(view.place(tokens)), strict=True))
-    turned = {token: _towards(view.outputs, vector) for token, vector in vectors.items()}
-    _record_vectors(View(view.table, view.names, reachable=True), reachable, turned)
-
-
 def _towards(outputs: Outputs, direction: Floats) -> Floats:
     """The u, of length just below 1, whose output lies most nearly along a direction from the center."""
     live = outputs.gain != 0
@@ -215,67 +242,4 @@ def _towards(outputs: Outputs, direction: Floats) -> Floats:
     if outputs.projects:
         u -= u.mean()
     length = np.linalg.norm(u)
-    return np.asarray(u * (INSIDE / (length if length > 0 else 1.0)))
-
-
-def _without_duplicates(view: View, answers: Answers) -> View:
-    """One of each kind of tokens that reachable vectors score alike, which their rows need not be."""
-    best, twin_of = set_duplicates_apart((view.points(part) for part in view.parts()), view.heights)
-    for place, twin in twin_of.items():
-        if answers.verdict[view.names[place]] == OPEN:
-            _record_near_duplicate(view, answers, place, twin)
-    return View(view.table, view.names[best], reachable=True)
-
-
-def _record_near_duplicate(view: View, answers: Answers, place: int, twin: int) -> None:
-    """A token that equals another up to rounding never wins; it is tied unless it is provably lower."""
-    _record_weights(view, answers, int(view.names[place]), view.names[[twin]], np.ones(1))
-
-
-def _record_weights(view: View, answers: Answers, token: int, indices: Ints, weights: Floats) -> None:
-    verdict = verdict_of(view.table, view.reachable, token, indices, weights)
-    if verdict != OPEN:
-        answers.lose(token, indices, weights, verdict)
-
-
-def _over_ellipsoid(view: View, answers: Answers, rivals: Ints, clock: Clock, progress: Progress) -> None:
-    queue = _unasked(view, answers)
-    if not len(queue) or clock.is_up() or not _fits(view):
-        return
-    frame = answers.frame
-    if frame is None or channels_of(frame) is not None:  # channels do not leave out the dead direction
-        frame = frame_of(view)
-    seen = _seen(view, frame)
-    squares = np.einsum("ij,ij->i", seen.points, seen.points)
-    first = _first_rivals(view, rivals, queue, squares)
-    waiting: dict[int, Floats] = {}
-    for token, rival in progress(list(zip(queue.tolist(), first, strict=True)), "tokens, vectors in the ellipsoid"):
-        place = int(view.place(token))
-        status, y, supports, weights = reach(seen, np.array([place]), np.array([rival]))
-        if status[0] == REACHABLE:
-            waiting[token] = INSIDE * (frame.axes @ y[0])
-        elif status[0] == UNREACHABLE:
-            used = supports[0] >= 0
-            indices, shares = view.names[supports[0][used]], weights[0][used] / weights[0][used].sum()
-            _record_weights(view, answers, token, indices, shares)
-        else:
-            _record_near_duplicate(view, answers, place, nearest_to(seen.points, squares, place))
-        answers.asked[token] = token not in waiting
-        if len(waiting) == AT_ONCE:
-            answers.asked[_record_vectors(view, answers, waiting)] = True
-        if clock.is_up():
-            break
-    answers.asked[_record_vectors(view, answers, waiting)] = True
-
-
-def _seen(view: View, frame: Frame) -> Rivals:
-    """Points as reachable vectors see them, turned to the axes of the frame, in units of its scale."""
-    heights = np.zeros(len(view)) if view.heights is None else view.heights / scale_of(frame)
-    points = np.empty((len(view), frame.axes.shape[1]))
-    both = np.empty((len(view), frame.axes.shape[1] + 1), np.float32)
-    turn = coordinate_map(frame, 0.0)
-    for part in view.parts():
-        points[part] = (view.points(part) - frame.center) @ turn
-        both[part, :-1], both[part, -1] = points[part], heights[part]
-    squares = np.einsum("ij,ij->i", points, points) + heights**2
-    return Rivals(points, heights, tiles_of(both, len(both)), float(np.sqrt(squares.max())))
+    return np.asarray(u * (WITHIN / (length if length > 0 else 1.0)))

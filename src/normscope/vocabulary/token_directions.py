@@ -25,6 +25,7 @@ channels serve as axes: nothing has to be multiplied, and the rest holds as it i
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 
 from normscope.certificates.key_certificates import Ints
 from normscope.certificates.token_certificates import Frame
-from normscope.certificates.token_table import UNIT, in_parts
+from normscope.certificates.token_table import UNIT
 from normscope.checks import Floats
 from normscope.vocabulary.token_view import View
 
@@ -55,13 +56,18 @@ class Asked:
 
 
 class OwnDirections:
-    """The tokens of a view in the coordinates of a frame, to be asked block by block; by their number in the view."""
+    """The tokens of a view in the coordinates of a frame, to be asked block by block; by their number in the view.
+
+    It holds arrays of its own and not the table, so that engines can share it with workers.
+    """
 
     def __init__(self, view: View, frame: Frame, power: float) -> None:
-        self._view, self._map, self._unit = view, coordinate_map(frame, power), scale_of(frame)
+        self._reachable, self._map, self._unit = view.reachable, coordinate_map(frame, power), scale_of(frame)
         rank = self._map.shape[1]
         heights = np.zeros(len(view)) if view.heights is None else view.heights / self._unit
         coordinates = np.empty((len(view), rank + (view.heights is not None)), np.float32)
+        lengths, asking = np.empty(len(view)), np.zeros(len(view))
+        longest_asked = None if view.heights is None else self._longest_asked()
         farthest, channels = 0.0, channels_of(frame)
         for part in view.parts():
             centred = view.points(part) - frame.center
@@ -71,17 +77,20 @@ class OwnDirections:
             else:
                 spread = centred if rank == len(frame.center) else centred[:, channels]
                 coordinates[part, :rank] = spread * self._map[channels, np.arange(rank)]
+            squares = coordinates[part, :rank].astype(np.float64) ** 2
+            lengths[part] = np.sqrt(squares.sum(axis=1))
+            if longest_asked is not None:
+                asking[part] = longest_asked(squares)
         coordinates[:, rank:] = heights[:, None]
         size = view.table.channels
         moved = (size + 2) * UNIT * farthest + view.point_error
         self._point_error = 1.01 * float(np.linalg.norm(self._map)) * moved + VANISHING
         self._height_error = 1.01 * view.height_error / self._unit + 2 * UNIT * float(np.abs(heights).max()) + VANISHING
-        self._order_by_reach(coordinates, rank)
+        self._order_by_reach(coordinates, lengths, asking)
 
-    def _order_by_reach(self, coordinates: NDArray[np.float32], rank: int) -> None:
+    def _order_by_reach(self, coordinates: NDArray[np.float32], lengths: Floats, asking: Floats) -> None:
         """Put first what can be in the way of most."""
-        lengths, asking = _lengths(coordinates[:, :rank]), self._asking(coordinates[:, :rank])
-        heights = coordinates[:, rank:].astype(np.float64).sum(axis=1)
+        heights = coordinates[:, self._map.shape[1] :].astype(np.float64).sum(axis=1)
         typical = np.median(asking / np.maximum(lengths, VANISHING))
         self._order = np.argsort(-(lengths + typical * heights), kind="stable")
         self._place = np.empty(len(self._order), np.int64)
@@ -94,18 +103,17 @@ class OwnDirections:
         off_heights = share * np.abs(self._heights).max() + self._height_error
         self._bounds = self._lengths * off + self._n * off_heights + VANISHING
 
-    def _asking(self, coordinates: NDArray[np.float32]) -> Floats:
-        """n ≥ |T·v| in units of the frame, as a number of single precision; 0 where there are no heights to weigh."""
-        if self._view.heights is None:
-            return np.zeros(len(coordinates))
+    def _longest_asked(self) -> Callable[[Floats], Floats]:
+        """n ≥ |T·v| in units of the frame, as a number of single precision, from the squares of v: (m, r) to (m,)."""
         square = self._unit**2 * (self._map.T @ self._map)
         diagonal = square.diagonal().copy()
         beside = np.linalg.norm(square - np.diag(diagonal)) + 2 * len(self._map) * UNIT * diagonal.sum()
-        lengths = np.empty(len(coordinates))
-        for part in self._view.parts():
-            v = coordinates[part].astype(np.float64) ** 2
-            lengths[part] = np.sqrt(v @ diagonal + beside * v.sum(axis=1))
-        return np.nextafter((lengths * (1 + 1e-12)).astype(np.float32), np.float32(np.inf)).astype(np.float64)
+
+        def longest(squares: Floats) -> Floats:
+            lengths = np.sqrt(squares @ diagonal + beside * squares.sum(axis=1)) * (1 + 1e-12)
+            return np.asarray(np.nextafter(lengths.astype(np.float32), np.float32(np.inf)), np.float64)
+
+        return longest
 
     def blocks(self, tokens: Ints) -> list[Ints]:
         """Tokens in blocks that are asked together."""
@@ -141,7 +149,7 @@ class OwnDirections:
         """What tokens are asked as, in double precision: hidden vectors T·v, or the u of reachable ones, (m, N)."""
         places, rank = self._place[tokens], self._map.shape[1]
         along = self._coordinates[places, :rank].astype(np.float64) @ self._map.T
-        if not self._view.reachable:
+        if not self._reachable:
             return np.asarray(along)
         lengths = np.linalg.norm(along, axis=1, keepdims=True)
         return np.asarray(along * ((1 - 1e-12) / np.where(lengths > 0, lengths, 1.0)))
@@ -163,7 +171,7 @@ def frame_of(view: View, deadline: float | None = None) -> Frame:
 
     Principal axes; single channels if these would take more than a part of the time until the deadline.
     """
-    if deadline is not None and _seconds_for_axes(view) > SHARE * (deadline - time.monotonic()):
+    if deadline is not None and seconds_for_axes(view) > SHARE * (deadline - time.monotonic()):
         return _channel_frame(view)
     total = np.zeros(view.table.channels)
     for part in view.parts():
@@ -180,7 +188,7 @@ def frame_of(view: View, deadline: float | None = None) -> Frame:
     return Frame(center, np.ascontiguousarray(axes[:, kept]), variances[kept])
 
 
-def _seconds_for_axes(view: View) -> float:
+def seconds_for_axes(view: View) -> float:
     """How long principal axes would take, from a small part of their products; the coordinates take as long again."""
     some = view.points(slice(0, PROBED))
     start = time.monotonic()
@@ -219,11 +227,3 @@ def reorder(rows: NDArray[np.float32], order: Ints) -> None:
             rows[place], left[place] = rows[source], -1
             place = source
         rows[place], left[place] = first, -1
-
-
-def _lengths(vectors: NDArray[np.float32]) -> Floats:
-    squares = np.empty(len(vectors))
-    for part in in_parts(*vectors.shape):
-        some = vectors[part].astype(np.float64)
-        squares[part] = np.einsum("ij,ij->i", some, some)
-    return np.asarray(np.sqrt(squares))

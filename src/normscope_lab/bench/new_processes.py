@@ -12,7 +12,8 @@ from normscope.errors import InputError
 TORCH = "import torch"
 IMPORTS = """
 import sys
-import normscope.cli
+from normscope.cli.app import collect_rarely
+collect_rarely()
 import normscope.rewrite.fold
 from normscope.models.transformers_library import config_class, model_class
 config_class(sys.argv[1])
@@ -21,6 +22,8 @@ import torch.export._trace
 """
 COMMAND = """
 import sys, time
+from normscope.cli.app import collect_rarely, main
+collect_rarely()
 import torch
 export, spent = torch.export.export, 0.0
 def timed(*arguments, **options):
@@ -32,7 +35,6 @@ def timed(*arguments, **options):
     finally:
         spent += time.process_time() - start
 torch.export.export = timed
-from normscope.cli import main
 sys.argv[0] = "normscope"
 try:
     main()

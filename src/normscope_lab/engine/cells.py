@@ -33,7 +33,6 @@ def run_cells(
 
     if not cells:
         return
-    tell()
     place = folder.resolve()
     results = engine.run(run_cell, missing, given=(name, place), named=lambda cell: cell.key, tick=tell)
     if lost := [result for result in results if isinstance(result, FailedPiece)]:
