@@ -11,7 +11,7 @@ from folding_models import folding_model
 from normscope import fold
 from normscope.errors import InputError, NotCertifiedError
 from normscope.results.folding import FITS, KEPT_STREAM, RESCALED
-from normscope.rewrite import rewrites
+from normscope.rewrite import rescale
 
 HUGE = 2.0**14
 
@@ -127,7 +127,7 @@ def test_gains_stored_as_one_plus_w_are_refused_where_too_many_digits_are_lost()
 
 @pytest.mark.parametrize("left_out", ["embed_tokens", "q_proj"])
 def test_a_rescale_with_one_tensor_left_out_fails_and_writes_nothing(left_out, monkeypatch, tmp_path):
-    honest = rewrites.plan_rescale
+    honest = rescale.plan_rescale
 
     def forgetful(*args):
         rescaling = honest(*args)
@@ -137,7 +137,7 @@ def test_a_rescale_with_one_tensor_left_out_fails_and_writes_nothing(left_out, m
         return rescaling
 
     model = with_huge_writers("qwen3", ("o_proj", "down_proj"))
-    monkeypatch.setattr(rewrites, "plan_rescale", forgetful)
+    monkeypatch.setattr(rescale, "plan_rescale", forgetful)
     with pytest.raises(NotCertifiedError, match="not the same function"):
         fold(model, rescale="float16", out=tmp_path / "rescaled")
     assert list(tmp_path.iterdir()) == []

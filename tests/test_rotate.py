@@ -11,7 +11,8 @@ from folding_models import folding_model
 from normscope import fold
 from normscope.errors import InputError, NotCertifiedError
 from normscope.results.folding import KEPT_STREAM, RESCALED, ROTATED
-from normscope.rewrite import rewrites
+from normscope.rewrite import rotation as rotation_plan
+from normscope.rewrite import value_heads
 from normscope.rewrite.orthogonal import hadamard, rotation
 
 
@@ -154,7 +155,7 @@ def test_a_matrix_of_a_file_is_checked_and_used(tmp_path):
 
 @pytest.mark.parametrize("left_out", ["q_proj", "o_proj", "lm_head"])
 def test_a_rotation_with_one_tensor_left_out_fails_and_writes_nothing(left_out, monkeypatch, tmp_path):
-    honest = rewrites.plan_rotation
+    honest = rotation_plan.plan_rotation
 
     def forgetful(*args):
         rotations = honest(*args)
@@ -162,14 +163,14 @@ def test_a_rotation_with_one_tensor_left_out_fails_and_writes_nothing(left_out, 
         del rotations.turning.axes[name]
         return rotations
 
-    monkeypatch.setattr(rewrites, "plan_rotation", forgetful)
+    monkeypatch.setattr(rotation_plan, "plan_rotation", forgetful)
     with pytest.raises(NotCertifiedError, match="not the same function"):
         fold(folding_model("llama", layers=1), rotate="hadamard", out=tmp_path / "rotated")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_ends_with_1_and_writes_nothing_if_a_reader_is_left_out(monkeypatch, run_here, tmp_path):
-    honest = rewrites.plan_rotation
+    honest = rotation_plan.plan_rotation
 
     def forgetful(*args):
         rotations = honest(*args)
@@ -177,12 +178,12 @@ def test_the_command_ends_with_1_and_writes_nothing_if_a_reader_is_left_out(monk
         return rotations
 
     command = ("fold", "--rotate", "hadamard", "--untie", "--seed", 1, "-o", tmp_path / "rotated")
-    monkeypatch.setattr(rewrites, "plan_rotation", forgetful)
+    monkeypatch.setattr(rotation_plan, "plan_rotation", forgetful)
     done = run_here(*command)
     assert done.returncode == 1
     assert "not the same function" in done.stderr
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(rewrites, "plan_rotation", honest)
+    monkeypatch.setattr(rotation_plan, "plan_rotation", honest)
     done = run_here(*command)
     assert done.returncode == 0
     assert "Hadamard" in done.stdout
@@ -225,14 +226,14 @@ def test_value_heads_turn_with_the_layer_that_reads_them_unless_something_is_bet
 
 
 def test_heads_that_are_turned_without_their_reader_fail(monkeypatch):
-    honest = rewrites.plan_heads
+    honest = value_heads.plan_heads
 
     def forgetful(*args):
         turning, verdicts = honest(*args)
         turning.axes["out.weight"] = tuple(place for place in turning.axes["out.weight"] if place[0] != 1)
         return turning, verdicts
 
-    monkeypatch.setattr(rewrites, "plan_heads", forgetful)
+    monkeypatch.setattr(value_heads, "plan_heads", forgetful)
     folding = fold(Attention(), inputs=torch.randn(2, 5, 8), rotate="random", rotate_heads=True)
     assert not folding.holds
 

@@ -58,6 +58,12 @@ def require_writable(path: Path, *, force: bool, endings: tuple[str, ...]) -> No
         raise PermissionError(f"{path} can't be written: the folder {path.parent} is not writable")
 
 
+def files_with_times(path: Path) -> list[list[Any]]:
+    """A file, or all files of a folder, each with its size and time of change: other ones if something was changed."""
+    found = sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+    return [[str(each.absolute()), each.stat().st_size, each.stat().st_mtime_ns] for each in found]
+
+
 def drawn(figure: "Figure", path: Path) -> bytes:
     """A figure as a file, in the format of the path's ending."""
     file = io.BytesIO()

@@ -151,12 +151,13 @@ def _of_reader(taken: Taken, reader: TakenBy, centred: bool, before: Stored, aft
         own = np.zeros(weight.shape[:-1]) if reader.bias is None else stored(reader.bias).reshape(weight.shape[:-1])
         gain = taken.gain_in(stored)
         matrices.append(weight if (gain == 1).all() else weight * gain)
-        shifts.append(weight @ shift + own)
+        shifts.append(weight @ shift + own if shift.any() else own)
         sizes += [np.abs(weight) @ np.abs(shift) if shift.any() else np.zeros(weight.shape[:-1]), own]
     scaled, shifted = matrices[1] - matrices[0], shifts[1] - shifts[0]
     if centred:
         scaled, shifted = scaled - scaled.mean(axis=-2, keepdims=True), shifted - shifted.mean(axis=-1, keepdims=True)
-    yield f"{reader.layer} has taken over the gain of {taken.norm}", _small(scaled, *matrices)
+    same = not scaled.any() or _small(scaled, *matrices)  # often equal to the last bit; NaN counts as other than 0
+    yield f"{reader.layer} has taken over the gain of {taken.norm}", same
     yield f"{reader.layer} has taken over the bias of {taken.norm}", _small(shifted, *sizes)
 
 

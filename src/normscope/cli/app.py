@@ -4,6 +4,7 @@
 closed the pipe, as `| head` does (the process ends by SIGPIPE, as other tools do).
 """
 
+import atexit
 import gc
 import io
 import os
@@ -124,15 +125,19 @@ def _add_commands_of_others() -> None:
             _tell(f"commands of {entry.name} ({entry.value}) can't be loaded: {type(error).__name__}: {error}")
 
 
+def collect_rarely() -> None:
+    """Libraries and graphs stay: to look for garbage among them takes a tenth of the time, and a second at the end."""
+    gc.set_threshold(50_000, 20, 50)
+    atexit.register(gc.freeze)
+
+
 def main() -> None:
     """Run the application; an error that the user can fix becomes one line and exit code 2."""
     if hasattr(signal, "SIGPIPE"):  # not on Windows
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
-    gc.set_threshold(
-        50_000, 20, 50
-    )  # libraries and graphs stay: looking for garbage among them takes a tenth of the time
+    collect_rarely()
     os.environ["USE_HUB_KERNELS"] = "NO"  # transformers would look for faster code on the hub
     try:
         if any("\0" in argument for argument in sys.argv):

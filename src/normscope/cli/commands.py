@@ -220,6 +220,7 @@ def inspect(
     workers: WorkersOption = None,
     table: Path | None = None,
     force: bool = False,
+    parts: Path | None = None,
 ) -> Any:
     """Every norm of a model: its kind, the ellipsoid of its outputs, and with a text where real inputs land."""
     if against is not None and recipe is None:
@@ -243,7 +244,9 @@ def inspect(
     if several:
         return _ask_many("inspect", several, given, table, force, engine, workers)
     require_one_piece(engine, workers, table)
-    return _divided_inspection(one, given) if in_torchrun() else ask(one, **given, progress=progress)
+    if in_torchrun():
+        return _divided_inspection(one, given)
+    return ask(one, **given, parts=parts if text is not None else None, progress=progress)
 
 
 def _divided_inspection(model: Any, given: dict[str, Any]) -> Any:
@@ -417,12 +420,22 @@ def vocab(
         float | None,
         typer.Option(help="Stop after this many seconds; tokens without a verdict by then are open.", min=0),
     ] = None,
+    engine: EngineOption = LOCAL,
+    workers: WorkersOption = None,
     resume: Path | None = None,
 ) -> Any:
     """Tokens that can never be the argmax: for any hidden vector, and for outputs of the last norm."""
     from normscope.studies.vocab import vocab as ask
 
-    return ask(model_of(model), **run_on(text, inputs), seconds=seconds, resume=resume, progress=progress)
+    with engine_of(engine, workers) as where:
+        return ask(
+            model_of(model),
+            **run_on(text, inputs),
+            seconds=seconds,
+            resume=resume,
+            engine=where,
+            progress=progress,
+        )
 
 
 @command()
@@ -498,6 +511,14 @@ def fold(
             "--plan", metavar="", help="Only decide what can be folded, for models of any size: nothing is run."
         ),
     ] = False,
+    no_run: Annotated[
+        bool,
+        typer.Option(
+            "--no-run",
+            metavar="",
+            help="Fold from files to files, tensor by tensor, without loading or running the model: at any size.",
+        ),
+    ] = False,
     text: TextOption = None,
     inputs: InputsOption = None,
     device: DeviceOption = DEVICE,
@@ -525,6 +546,7 @@ def fold(
         rescale=rescale,
         tolerance=tolerance,
         plan=plan,
+        run=not no_run,
         device=device,
         dtype=dtype,
         progress=progress,

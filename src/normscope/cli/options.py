@@ -262,8 +262,9 @@ def command(
     --scales (with `scales`): an argument of that name then says whether the result must have scales. A command that
     `resumes` takes the path of -o as its argument `resume`, and saves there by itself. One that writes `tables` of
     several models takes the path as its argument `table` if it ends like a table, and --force as `force`. An argument
-    `keep` says whether the result will be saved. The exit code is 1 where `Result.failure` says why. Only a
-    command that `divides` its work runs under torchrun; the first process has the result, others show and save nothing.
+    `keep` says whether the result will be saved, and `parts` names the file beside it for the state of a run that is
+    not finished, which is removed when the result is written. The exit code is 1 where `Result.failure` says why. Only
+    a command that `divides` its work runs under torchrun; the first process has the result, others save nothing.
     """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., None]:
@@ -297,6 +298,8 @@ def command(
                 options["resume"] = form["save"]
             if "keep" in own.parameters:
                 options["keep"] = form["save"] is not None
+            if "parts" in own.parameters:
+                options["parts"] = _parts_beside(form["save"])
             if scales:
                 options["scales"] = form["scales"] is not None
             try:
@@ -311,7 +314,8 @@ def command(
         parameters = [
             each
             for each in own.parameters.values()
-            if each.name not in ("keep", "scales", "table", "force") and not (resumes and each.name == "resume")
+            if each.name not in ("keep", "parts", "scales", "table", "force")
+            and not (resumes and each.name == "resume")
         ]
         keyword = inspect.Parameter.KEYWORD_ONLY
         extra = [
@@ -353,6 +357,10 @@ def _require_possible(form: Mapping[str, Any], resumes: bool) -> None:
         raise InputError(f"--scales and -o must be different files, got {form['save']} for both")
 
 
+def _parts_beside(path: Path | None) -> Path | None:
+    return None if path is None else path.with_name(f"{path.name}.parts")
+
+
 def _is_table(path: Path | None) -> bool:
     from normscope.files import TABLES
 
@@ -371,6 +379,8 @@ def _finish(result: Any, form: Mapping[str, Any], written: bool) -> None:
     if form.get("save") is not None and not written:
         contents[form["save"]] = result.to_bytes()
     write(contents)
+    if form.get("save") is not None and not written and (parts := _parts_beside(form["save"])) and parts.is_file():
+        parts.unlink()
     _show(result, form)
     tell_written([*contents, *([form["save"]] if written and form["save"] is not None else [])])
     if (failure := result.failure()) is not None:

@@ -79,6 +79,16 @@ class Checkpoint:
         """How many numbers the tensors hold, from their shapes."""
         return sum(prod(self.shape(name)) for name in self.names)
 
+    @property
+    def shards(self) -> dict[str, tuple[str, ...]]:
+        """The safetensors files by name, and the tensors of each; CheckpointError for other formats."""
+        shards: dict[str, list[str]] = {}
+        for name, file in self._tensors.items():
+            if not isinstance(file, SafetensorsFile):
+                raise CheckpointError(f"{self.path}: weights must be in .safetensors files to be rewritten one by one")
+            shards.setdefault(file.path.name, []).append(name)
+        return {shard: tuple(names) for shard, names in shards.items()}
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape in torch's order, also where the file's differs."""
         return self._file(name).shapes[name]

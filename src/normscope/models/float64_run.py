@@ -1,7 +1,8 @@
 """The traced call of a model, or of one module in it, in float64 throughout, on the CPU, with any weights.
 
 A model in float64 is not enough: many cast to float32 in their norms and in softmax. Here every operation of the graph
-receives float64, and casts to lower precision are dropped. Weights are read one by one, when they are used.
+receives float64, and casts to lower precision are dropped. Weights are read one by one, when they are used, and
+lifted as far as they are needed: rows that are looked up, and large matrices a few rows at a time.
 `difference` compares two such runs, or two models in their own dtype, by one number.
 """
 
@@ -23,6 +24,7 @@ from normscope.errors import InputError
 from normscope.models.graph import Call, ModelGraph
 from normscope.models.graph_operations import kind_of
 
+BLOCK = 2**19  # numbers of a stored matrix that are lifted at a time: they stay in the cache
 FEW = 4  # largest values that are looked at one by one, before all are sorted
 M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1  # settings of malloc in glibc
 CHECKS = {"_assert_tensor_metadata"}  # checks of dtypes, which differ here
@@ -43,7 +45,7 @@ def keep_memory() -> bool:
 def evaluate(
     program: ExportedProgram, stored: Callable[[str], Tensor], watch: Callable[[Node, Tensor], None] | None = None
 ) -> list[Tensor]:
-    """The floating-point outputs of the traced call on its own inputs, with stored tensors by their names.
+    """The floating-point outputs of the traced call on its own inputs, with stored tensors of any dtype by their names.
 
     `watch` is called with every node and its value, in the order in which they run.
     """
@@ -207,6 +209,10 @@ class _InFloat64(Interpreter):
         self._watch = watch
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is torch.ops.aten.embedding.default and isinstance(args[0], _Stored):
+            return _lifted(target(args[0].tensor().cpu(), *_all_lifted(args[1:]), **kwargs))
+        if target is torch.ops.aten.linear.default and isinstance(args[1], _Stored):
+            return _linear(_lifted(args[0]), args[1].tensor().cpu(), *_all_lifted(args[2:]), **_all_lifted(kwargs))
         return super().call_function(_in_float64(target), _all_lifted(args), _all_lifted(kwargs))
 
     def run_node(self, n: Node) -> Any:
@@ -219,6 +225,20 @@ class _InFloat64(Interpreter):
 
     def output(self, target: Any, args: Any, kwargs: Any) -> Any:
         return super().output(target, _all_lifted(args), kwargs)
+
+
+def _linear(values: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A linear layer with a matrix of any dtype, lifted in blocks of rows.
+
+    >>> _linear(torch.ones(1, 2).double(), torch.tensor([[1.0, 2.0]]), torch.ones(1).double())
+    tensor([[4.]], dtype=torch.float64)
+    """
+    if matrix.dtype == torch.float64 or matrix.numel() <= BLOCK:
+        return nn.functional.linear(values, matrix.double(), bias)
+    step = max(1, BLOCK // matrix.shape[1])
+    blocks = (matrix[at : at + step].double() for at in range(0, len(matrix), step))
+    made = torch.cat([nn.functional.linear(values, block) for block in blocks], dim=-1)
+    return made if bias is None else made + bias
 
 
 def _all_lifted(value: Any) -> Any:

@@ -49,6 +49,8 @@ DTYPES = {
 }
 
 
+STORED_AS = {name: stored for stored, (name, _) in DTYPES.items()}
+Read = Callable[[str], torch.Tensor]
 MOST_MAPPED = 2**25  # bytes read before a file is mapped anew: pages that were read count as memory of the process
 
 
@@ -62,13 +64,13 @@ class SafetensorsFile:
         _check_layout(extents, data_size)
         self.shapes = {name: extent.shape for name, extent in extents.items()}
         self.dtypes = {name: DTYPES[extent.dtype][0] for name, extent in extents.items()}
-        self._path = path
+        self.path = path
         self._reader: Any = self._opened()
 
     def _opened(self) -> Any:
         self._bytes = 0
         try:
-            return safe_open(self._path, framework="pt")  # maps the file, reads none of its tensors
+            return safe_open(self.path, framework="pt")  # maps the file, reads none of its tensors
         except SafetensorError as error:
             raise InputError(f"{first_line(error)}; {DAMAGED}") from None
 
@@ -92,6 +94,39 @@ class SafetensorsFile:
 
     def close(self) -> None:
         self._reader = None
+
+
+def write_safetensors(
+    path: Path, dtypes: dict[str, torch.dtype], shapes: dict[str, tuple[int, ...]], read: Read
+) -> int:
+    """Write a new file, one tensor after the other, so that only one is in memory; return the bytes of all tensors.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "model.safetensors"
+    ...     write_safetensors(file, {"w": torch.float32}, {"w": (2,)}, {"w": torch.tensor([0.5, 2.0])}.__getitem__)
+    ...     SafetensorsFile(file).read("w")
+    8
+    tensor([0.5000, 2.0000])
+    """
+    names = sorted(dtypes, key=lambda name: (-dtypes[name].itemsize, name))  # so that every tensor is aligned
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in names:
+        begin, end = end, end + prod(shapes[name]) * dtypes[name].itemsize
+        stored = STORED_AS[str(dtypes[name]).removeprefix("torch.")]
+        header[name] = {"dtype": stored, "shape": list(shapes[name]), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("xb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            tensor = read(name)
+            if tensor.dtype != dtypes[name] or tuple(tensor.shape) != shapes[name]:
+                wanted, got = f"{dtypes[name]} {shapes[name]}", f"{tensor.dtype} {tuple(tensor.shape)}"
+                raise InputError(f"tensor {quoted(name)} must be {wanted}, got {got}")
+            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return end
 
 
 class _Extent(NamedTuple):

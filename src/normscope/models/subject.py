@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from normscope.data import name_of, sample_text
 from normscope.errors import InputError
+from normscope.files import files_with_times
 from normscope.models.batches import Batch, Inputs, as_batches, batches_for, first_batch
 from normscope.models.corpus import Corpus
 from normscope.models.find import find, find_stored, find_traced
@@ -123,6 +124,18 @@ class Subject:
             return self._text.size()
         texts = [self._text] if isinstance(self._text, str) else self._text or []
         return len(texts), sum(map(len, texts))
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a run of the model depends on, as plain values: files with their sizes and times of change."""
+        if self.path is None or self._inputs is not None:
+            raise InputError("parts need the path of a model and a text: a module and inputs have no name to resume by")
+        text: Any = self._text
+        if isinstance(text, Corpus):
+            text = [text.column, text.lines, [facts for path in text.files() for facts in files_with_times(path)]]
+        elif text is not None and not isinstance(text, str):
+            text = list(text)
+        return {"model": files_with_times(self.path), "text": text, "device": self._device, "dtype": self._dtype}
 
     @property
     def run_option(self) -> str:

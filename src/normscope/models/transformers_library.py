@@ -289,6 +289,16 @@ def conversions(model: "nn.Module", names: Iterable[str], described: Collection[
     return list(found.values())
 
 
+def reverted(model: "nn.Module", tensors: "dict[str, Tensor]") -> "dict[str, Tensor]":
+    """Tensors of a model as a checkpoint holds them: merged ones split again, under the names that transformers writes.
+
+    Any error of transformers comes through.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return revert_weight_conversion(model, tensors)  # type: ignore[arg-type, no-any-return]
+
+
 def tied_names(model: "nn.Module") -> list[set[str]]:
     """Sets of names in a model that stand for one tensor once it is loaded."""
     groups: list[set[str]] = []

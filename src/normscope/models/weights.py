@@ -115,6 +115,15 @@ class Weights:
         """The tensors of the checkpoint that a tensor is made from; none for a module, and for what is created."""
         return self._read.sources(name) if isinstance(self._read, _StoredTensors) else ()
 
+    def made_from(self, stored: str) -> tuple[str, ...]:
+        """The tensors of the model that one of the checkpoint goes into; none if the model does not use it."""
+        return self._read.targets.get(stored, ()) if isinstance(self._read, _StoredTensors) else ()
+
+    def as_stored(self, stored: str, values: Callable[[str], Tensor]) -> Tensor:
+        """What a tensor of the checkpoint becomes if the tensors of the model have these values: split, if merged."""
+        assert isinstance(self._read, _StoredTensors)
+        return self._read.unmade(stored, values)
+
     def _require(self, name: str) -> None:
         if name not in self._shapes:
             raise InputError(f"no parameter or buffer of the model is called {quoted(name)}")
@@ -146,6 +155,7 @@ class _StoredTensors:
         self._saved = model.state_dict(keep_vars=True)
         self._parts = dict(self._found())
         self._require_all()
+        self._unmade: tuple[tuple[str, ...], dict[str, Tensor]] = ((), {})  # the last, as sources stand side by side
 
     def __call__(self, name: str, rows: slice | None) -> Tensor:
         if name in self._parts:
@@ -157,6 +167,34 @@ class _StoredTensors:
 
     def sources(self, name: str) -> tuple[str, ...]:
         return tuple(stored for _, stored in self._parts[name].conversion.sources) if name in self._parts else ()
+
+    @cached_property
+    def targets(self) -> dict[str, tuple[str, ...]]:
+        """By tensor of the checkpoint: the tensors of the model that it goes into, without those tied to them."""
+        found: dict[str, tuple[str, ...]] = {}
+        for name, part in self._parts.items():
+            if name == part.name:
+                for _, stored in part.conversion.sources:
+                    found[stored] = (*found.get(stored, ()), name)
+        return found
+
+    def unmade(self, stored: str, values: Callable[[str], Tensor]) -> Tensor:
+        targets = self.targets[stored]
+        conversion = self._parts[targets[0]].conversion
+        if isinstance(conversion, Conversion) and conversion.converter is None:
+            return values(targets[0])
+        if self._unmade[0] != targets:
+            try:
+                self._unmade = targets, library.reverted(self._model, {name: values(name) for name in targets})
+            except Exception as error:  # a conversion of transformers, which may raise anything
+                raise CheckpointError(
+                    f"{self._checkpoint.path}: {quoted(stored)} can't be made from {targets[0]}: {first_line(error)}"
+                ) from error
+        if stored not in self._unmade[1]:
+            raise CheckpointError(
+                f"{self._checkpoint.path}: {targets[0]} is written under other names than {quoted(stored)}"
+            )
+        return self._unmade[1][stored]
 
     def _from_checkpoint(self, part: _Part, rows: slice | None) -> Tensor:
         def read(name: str) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 
+from normscope.certificates.check_fold_files import Claims
 from normscope.results.describe import NOT_IN_JSON, Column, Table
 from normscope.results.result import Result, named
 from normscope.results.rows import path_text, several
@@ -149,6 +150,20 @@ class Certificate:
 
 
 @dataclass(frozen=True)
+class TensorCertificate:
+    """What was compared where nothing was run: identities in float64, and every tensor of the written files."""
+
+    dtype: str  # of the stored folded model
+    identities: int  # number checked, with the comparisons of tensors
+    tensors: int  # number of tensors compared
+    broken: tuple[str, ...]  # the failed ones, in words
+
+    @property
+    def holds(self) -> bool:
+        return not self.broken
+
+
+@dataclass(frozen=True)
 class FixedSize:
     """An axis of a program's input that only takes the size of the example."""
 
@@ -167,7 +182,14 @@ class Program:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Folding(Result, kind="folding", schema_version=4, remarked_by="normscope.rules.folding:remarks"):
+class Folding(
+    Result,
+    kind="folding",
+    schema_version=5,
+    remarked_by="normscope.rules.folding:remarks",
+    checked_by="normscope.certificates.check_fold_files:check",
+    reread_by="normscope.rewrite.folded_files:reread",
+):
     """A folded copy of a model, what was done to each norm, and the certificate that both are the same function."""
 
     model: str
@@ -175,7 +197,7 @@ class Folding(Result, kind="folding", schema_version=4, remarked_by="normscope.r
         tuple[NormVerdict, ...], Table("Norms of {0.model}", empty="The model has no norm that could be folded.")
     ]
     changed: tuple[str, ...]  # the tensors with new values
-    certificate: Certificate | None  # None: only planned, nothing was run
+    certificate: Certificate | None  # None: nothing was run
     tied: tuple[Tie, ...]  # tables left unchanged because a head shares them
     untied: tuple[Tie, ...]  # tables whose head now has a copy
     streams: Annotated[tuple[StreamVerdict, ...], Table("Streams of {0.model}")] = ()  # of a rescale or a rotation
@@ -186,13 +208,23 @@ class Folding(Result, kind="folding", schema_version=4, remarked_by="normscope.r
     centred_look_ups: tuple[str, ...] = ()  # modules whose output loses its mean
     unused_tensors: tuple[str, ...] = ()  # tensors of the checkpoint skipped: unused by the model
     program: Program | None = None  # inputs of the written program; None if none was written
+    tensors: TensorCertificate | None = None  # of a fold from files to files, without a run
+    claims: Claims | None = None  # what was done to tensors, for `verify`; None if nothing was written from a path
+    path: str | None = None  # of the original
     module: Annotated[Any, NOT_IN_JSON] = field(default=None)  # the folded model; None in a loaded result
     call: Annotated[Any, NOT_IN_JSON] = field(default=None)  # a rewrite.saved_model.TracedCall: the certified call
 
     @property
     def holds(self) -> bool | None:
         """Whether the certificate holds: both are the same function. None if the fold was only planned."""
-        return None if self.certificate is None else self.certificate.holds
+        found = self.tensors or self.certificate
+        return None if found is None else found.holds
+
+    @property
+    def dtype(self) -> str:
+        """The type in which the folded model is stored."""
+        found = self.tensors or self.certificate
+        return "float32" if found is None else found.dtype
 
     @property
     def reasons(self) -> Annotated[tuple[Reason, ...], Table("Kept")]:
@@ -257,6 +289,11 @@ class Folding(Result, kind="folding", schema_version=4, remarked_by="normscope.r
     def __repr__(self) -> str:
         centred = sum(verdict.centring.what == FOLDED for verdict in self.norms)
         affine = sum(verdict.affine.what == FOLDED for verdict in self.norms)
+        if self.tensors is not None:
+            return (
+                f"Folding({self.model}: of {len(self.norms)} norms {centred} centred, {affine} with gain 1; "
+                f"{self.tensors.tensors} tensors {'certified' if self.holds else 'NOT as they should be'}, not run)"
+            )
         if self.certificate is None:
             return (
                 f"Folding({self.model}: of {len(self.norms)} norms {centred} can be centred, {affine} can lose their "

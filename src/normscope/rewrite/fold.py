@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
@@ -49,6 +50,7 @@ from normscope.results.folding import (
     Folding,
 )
 from normscope.results.folding import NormVerdict as Verdict
+from normscope.rewrite.fold_files import fold_files
 from normscope.rewrite.folded_weights import FoldedWeights, HeldWeights, NewWeights, store
 from normscope.rewrite.norm_places import Watch
 from normscope.rewrite.plan import Plan, decide, unchanged
@@ -58,6 +60,7 @@ from normscope.rewrite.saved_model import Source, TracedCall, require_new_folder
 from normscope.rewrite.stored_tensors import StoredTensors, Uses, give_copies, ties
 from normscope.rewrite.streams import Streams
 
+BLOCK = 2**16  # numbers that are rounded at a time
 TRIES, MANY = 3, 10**7  # number of random roundings of the original; numbers from which on one is as good as several
 
 
@@ -75,6 +78,7 @@ def fold(
     rescale: str | None = None,
     tolerance: float = TOLERANCE,
     plan: bool = False,
+    run: bool = True,
     device: str = "cpu",
     dtype: str | None = None,
     progress: Progress = silent,
@@ -110,6 +114,9 @@ def fold(
     plan
         Only decide what can be folded, from the graph and the stored tensors, read in parts: for models of any size.
         Nothing is run, changed or certified.
+    run
+        False: fold from files to files, one tensor at a time, without loading or running the model. Needs a folder with
+        safetensors and `out`. The certificate is then of identities and tensors; `verify` runs both models apart.
     device, dtype
         Device and floating-point type to load a folder and store the result in; the default dtype is that of the
         weights. The arithmetic is in float64.
@@ -141,13 +148,26 @@ def fold(
         if out is not None or wanted != Wanted():
             raise InputError("plan can't be combined with other options: it decides, and changes nothing")
         return _planned(subject)
+    if not run:
+        if source is None or not source.folder.is_dir() or subject.runs:
+            raise InputError("a fold without a run needs a folder with config.json and weights, and no text or inputs")
+        return fold_files(subject, source, wanted, None if out is None else Path(out), progress)
     live = subject.module
     if any(parameter.is_meta for parameter in live.parameters()):
         raise InputError("model must have its weights loaded to be folded, got a model on the meta device")
     given = subject.example
     example = example_inputs(live) if given is None else first_batch(live, given)
     graph = _traced(live, example, generated=given is None)
-    folding = _folded(live, graph, example, wanted, subject.input_ranges, progress, has_text=subject.text is not None)
+    folding = _folded(
+        live,
+        graph,
+        example,
+        wanted,
+        subject.input_ranges,
+        progress,
+        has_text=subject.text is not None,
+        shared=source is not None,
+    )
     folding = replace(folding, model=subject.name, call=replace(folding.call, source=source))
     return folding if out is None else save_folding(folding, out)
 
@@ -171,18 +191,19 @@ def _folded(
     progress: Progress,
     *,
     has_text: bool,
+    shared: bool,
 ) -> Folding:
     norms = find_alone(model).values()  # compared below with their calls in the model's own run
     original = StoredTensors(model)
     watched = Watch(graph, norms)
-    reference = evaluate(graph.program, original.in_float64, watched)
+    reference = evaluate(graph.program, original.values, watched)
     uses = Uses(original, graph)
     tied, not_run = ties(uses), uses.idle()
-    folded = _copy(model)
+    folded = _copy(model, shared=shared)
     if wanted.untie and tied:
         give_copies(folded, tied)
         uses = Uses(StoredTensors(folded), trace(folded, example))
-        if not difference(evaluate(uses.graph.program, uses.tensors.in_float64), reference) <= LARGEST_DIFFERENCE:
+        if not difference(evaluate(uses.graph.program, uses.tensors.values), reference) <= LARGEST_DIFFERENCE:
             raise InputError(f"{type(model).__name__} computes something else without its ties: fold it with them")
     stored = uses.tensors if wanted.untie and tied else StoredTensors(folded)
     plan = decide(folded, uses, norms, watched.mistaken)
@@ -202,10 +223,10 @@ def _folded(
         replaced = replace_norms(folded, uses.graph, plan, norms, weights)
         program, stored = trace(folded, example), StoredTensors(folded)
     rewritten = Watch(program, norms, weights.restored)
-    unrounded = evaluate(program.program, (replaced or weights).__getitem__, rewritten)
+    unrounded = evaluate(program.program, replaced.__getitem__ if replaced else weights.unrounded, rewritten)
     args, kwargs = graph.program.example_inputs
     outputs = [outputs_of(each, args, kwargs) for each in (model, folded)]
-    written = difference(evaluate(program.program, stored.in_float64), reference)
+    written = difference(evaluate(program.program, stored.values), reference)
     return Folding(
         model=type(model).__name__,
         norms=plan.verdicts if replaced is None else tuple(_with_look_ups(plan, replaced)),
@@ -266,9 +287,14 @@ def _traced(model: nn.Module, example: Mapping[str, Any], *, generated: bool) ->
         raise TraceError(f"{error}{hint if generated else ''}") from error
 
 
-def _copy(model: nn.Module) -> nn.Module:
+def _copy(model: nn.Module, *, shared: bool) -> nn.Module:
+    """A copy of a model; `shared`: parameters are copied when they are changed, as nobody else has the model."""
+    own: dict[int, Any] = {}
+    if shared:
+        plain = [parameter for parameter in model.parameters() if type(parameter) is nn.Parameter]
+        own = {id(each): nn.Parameter(each.detach(), requires_grad=each.requires_grad) for each in plain}
     try:
-        return copy.deepcopy(model)
+        return copy.deepcopy(model, own)
     except Exception as error:
         raise InputError(f"{type(model).__name__} can't be copied: {first_line(error)}") from error
 
@@ -300,13 +326,15 @@ def _rounding(
     count = 0 if not seeds else TRIES if numbers < MANY else 1
 
     def rounded(name: str, number: int) -> Tensor:
-        values, first = tensors.in_float64(name), tensors.first_name(name)
+        values, first = tensors.values(name), tensors.first_name(name)
         if first not in seeds:
             return values
-        random = torch.Generator().manual_seed(TRIES * seeds[first] + number)  # reproducible
-        factor, one = (2.0 ** gains[first], 1.0) if first in gains else (1.0, 0.0)
-        rounded = rounded_once_more((values + one) * factor - one, tensors[name].dtype, random)
-        return (rounded + one) / factor - one
+        random = np.random.default_rng(TRIES * seeds[first] + number)  # reproducible
+        if first not in gains:
+            return rounded_once_more(values, values.dtype, random)
+        factor = 2.0 ** gains[first]
+        rounded = rounded_once_more((values.double() + 1) * factor - 1, values.dtype, random)
+        return (rounded + 1) / factor - 1
 
     tries = [
         difference(evaluate(program, partial(rounded, number=number)), reference)
@@ -315,15 +343,21 @@ def _rounding(
     return float(torch.tensor([0.0, *tries], dtype=torch.float64).max())  # NaN if one of them is
 
 
-def rounded_once_more(values: Tensor, dtype: torch.dtype, random: torch.Generator) -> Tensor:
+def rounded_once_more(values: Tensor, dtype: torch.dtype, random: np.random.Generator) -> Tensor:
     """Numbers of a dtype, each with the rounding error of another number of its size: round(f·w)/f, f from [½, 1).
 
-    >>> rounded = rounded_once_more(torch.ones(1000).double(), torch.bfloat16, torch.Generator().manual_seed(0))
+    The result is in float64. It is computed in blocks that stay in the cache.
+
+    >>> rounded = rounded_once_more(torch.ones(1000), torch.bfloat16, np.random.default_rng(0))
     >>> 1 / 512 < float((rounded - 1).abs().max()) <= 1 / 256
     True
     """
-    factors = torch.rand(values.shape, generator=random).double().mul_(0.5).add_(0.5)
-    return (values * factors).to(dtype).double().div_(factors)
+    numbers, made = values.reshape(-1), torch.empty(values.numel(), dtype=torch.float64)
+    for at in range(0, len(made), BLOCK):
+        block = numbers[at : at + BLOCK].double()
+        factors = torch.from_numpy(random.random(len(block), dtype=np.float32)).mul_(0.5).add_(0.5).double()
+        torch.div((block * factors).to(dtype).double(), factors, out=made[at : at + BLOCK])
+    return made.view(values.shape)
 
 
 def _finite(value: float) -> float | None:

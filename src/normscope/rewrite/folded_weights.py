@@ -30,6 +30,10 @@ class NewWeights(ABC):
     def __getitem__(self, name: str) -> Tensor:
         """The values of a tensor, in float64 on the CPU."""
 
+    def unrounded(self, name: str) -> Tensor:
+        """The same on the CPU, but as they are stored where they can't be new."""
+        return self[name] if self.names.first_name(name) in self.touched else self.names.values(name)
+
     @property
     @abstractmethod
     def touched(self) -> frozenset[str]:
@@ -167,7 +171,7 @@ def store(weights: NewWeights, tensors: StoredTensors) -> tuple[str, ...]:
                 target = tensors[name]
                 if not torch.equal(stored := values.to(target.dtype).to(target.device), target):
                     changed.append(names[0])
-                    target.copy_(stored)
+                    target.data = stored if len(names) == 1 else stored.clone()  # the copy may share the old memory
     return tuple(dict.fromkeys(changed))
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import qr
 
 from normscope.checks import Floats
 from normscope.errors import InputError
@@ -135,6 +134,8 @@ def random_orthogonal(size: int, rng: np.random.Generator) -> Floats:
     """A matrix drawn evenly from all orthogonal ones."""
     if not size:
         return np.zeros((0, 0))
+    from scipy.linalg import qr
+
     q, r = qr(rng.normal(size=(size, size)))
     made: Floats = q * np.where(np.diag(r) < 0, -1.0, 1.0)
     return made

@@ -30,11 +30,8 @@ from normscope.rewrite.eps_settings import EpsSettings, eps_identities
 from normscope.rewrite.folded_weights import FoldedWeights, NewWeights, ScaledWeights, TurnedWeights
 from normscope.rewrite.orthogonal import KINDS, read_matrix
 from normscope.rewrite.plan import Plan
-from normscope.rewrite.rescale import largest_inputs, plan_rescale
-from normscope.rewrite.rotation import plan_rotation
 from normscope.rewrite.stored_tensors import StoredTensors, Uses
 from normscope.rewrite.streams import Streams
-from normscope.rewrite.value_heads import plan_heads
 
 Step = Callable[[Stored], Iterable[Identity]]  # the identities of a rewrite, from the tensors after it
 TOLERANCE = 1e-2  # relative error of rescaled gains that are stored as 1 + w
@@ -85,18 +82,21 @@ class Rewrites:
         self.scaling = Scaling({}, frozenset(), {})
         self.weights: NewWeights = FoldedWeights(original, plan.promise, uses.tensors)
         self._steps: list[tuple[Step, NewWeights]] = [
-            (partial(identities, plan.promise, _arrays(original.in_float64)), self.weights)
+            (partial(identities, plan.promise, arrays(original.in_float64)), self.weights)
         ]
         self._of_eps: list[Identity] = []
 
     def identities(self, held: Stored) -> Iterator[Identity]:
         """The identities of all rewrites; `held` looks up the tensors after the last one, as the model holds them."""
         for step, weights in self._steps:
-            yield from step(held if weights is self.weights else _arrays(weights.__getitem__))
+            yield from step(held if weights is self.weights else arrays(weights.__getitem__))
         yield from self._of_eps
 
     def rotate(self, kind: str, seed: int, *, heads: bool) -> None:
         """Turn every stream that can be turned, and value heads."""
+        from normscope.rewrite.rotation import plan_rotation
+        from normscope.rewrite.value_heads import plan_heads
+
         rotations = plan_rotation(self._model, self._uses, self._streams, self._norms, self.weights, kind, seed)
         turning = rotations.turning
         self.verdicts += rotations.verdicts
@@ -105,7 +105,7 @@ class Rewrites:
             turning, verdicts = plan_heads(self._uses, self._streams, turning, of_heads, seed)
             self.verdicts += verdicts
         before, self.weights = self.weights, TurnedWeights(self.weights, turning)
-        self._steps.append((partial(turning_identities, turning, _arrays(before.__getitem__)), self.weights))
+        self._steps.append((partial(turning_identities, turning, arrays(before.__getitem__)), self.weights))
 
     def rescale(
         self,
@@ -120,6 +120,8 @@ class Rewrites:
 
         Bounds come from a short call, as those of `ranges` do, which is compared with one of another length.
         """
+        from normscope.rewrite.rescale import largest_inputs, plan_rescale  # with all of `tensors`
+
         settings = EpsSettings(self._model, self._norms, self._streams.calls)
         uses, streams = self._uses, self._streams
         if has_text:
@@ -130,7 +132,7 @@ class Rewrites:
         before, self.weights = self.weights, ScaledWeights(self.weights, rescaling.scaling)
         self.scaling = rescaling.scaling
         self.verdicts += rescaling.verdicts
-        self._steps.append((partial(scaling_identities, rescaling.scaling, _arrays(before.__getitem__)), self.weights))
+        self._steps.append((partial(scaling_identities, rescaling.scaling, arrays(before.__getitem__)), self.weights))
         if rescaling.settings:
             for setting, exponent in rescaling.settings.items():
                 settings.multiply(self._model, setting, 2.0**exponent)
@@ -139,5 +141,6 @@ class Rewrites:
             self._of_eps += eps_identities(self._uses.graph, self.graph, factors)
 
 
-def _arrays(stored: Callable[[str], Tensor]) -> Stored:
+def arrays(stored: Callable[[str], Tensor]) -> Stored:
+    """Tensors by name as numpy arrays, as certificates look them up."""
     return lambda name: stored(name).numpy()

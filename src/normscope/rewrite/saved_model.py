@@ -94,20 +94,21 @@ def save_folding(folding: Folding, path: str | os.PathLike[str]) -> Folding:
     target, source = Path(path), folding.call.source
     require_new_folder(target)
     with new_folder(target) as folder:
-        for file, name in _texts(None if source is None else source.folder):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, folder / name)
+        if source is not None:
+            copy_texts(source.folder, folder)
         if source is not None and source.folder.is_file():
             _write_tokenizer(source.folder, folder)
         folding = _write_program(folding, folder) if folding.rms else _write_weights(folding, folder)
         _require_certified(folding)
         text = json.dumps(folding.to_dict(), indent=2, allow_nan=False)
         (folder / FOLDER_FILE).write_text(f"{text}\n", encoding="utf-8")
-        _give_usual_rights(folder)
+        give_usual_rights(folder)
     return folding
 
 
 def _certificate(folding: Folding) -> Certificate:
+    if folding.tensors is not None:
+        raise InputError("a fold that was made without a run is already written: copy its folder")
     if folding.certificate is None:
         raise InputError("a fold that was only planned can't be saved: fold the model without plan")
     return folding.certificate
@@ -140,11 +141,12 @@ def _write_weights(folding: Folding, folder: Path) -> Folding:
         reason = str(error).removeprefix(f"{folder}: ")
         raise InputError(f"{type(model).__name__} can't be stored {what}: {reason}") from None
     stored, wanted = StoredTensors(loaded), StoredTensors(model)
-    _require_same_tensors(stored, wanted, model.state_dict())
+    names = model.state_dict().keys()
+    _require_same_tensors(stored, wanted, names)
     if not same_numbers(loaded, model):
         raise InputError(f"{type(model).__name__} is loaded with another eps than it was saved with")
     _require_same_outputs(folding, outputs_of(loaded, call.args, call.kwargs))
-    folding = _read_back(folding, None if stored.equal(wanted) else evaluate(call.program, stored.in_float64))
+    folding = _read_back(folding, None if stored.equal(wanted, names) else evaluate(call.program, stored.values))
     return (
         folding if call.source is None else replace(folding, unused_tensors=_unused(call.source, folder, model, wanted))
     )
@@ -172,17 +174,21 @@ def _read_back(folding: Folding, outputs: list[Tensor] | None) -> Folding:
     return replace(folding, certificate=replace(_certificate(folding), written_difference=written, read_back=True))
 
 
-def _give_usual_rights(folder: Path) -> None:
+def give_usual_rights(folder: Path) -> None:
     """Set default permissions on everything in a folder: temporary files are only accessible to their owner."""
     usual = (folder / FOLDER_FILE).stat().st_mode & 0o666
     for path in (folder, *folder.rglob("*")):
         path.chmod(usual | (usual & 0o444) >> 2 if path.is_dir() else usual)
 
 
-def _texts(source: Path | None) -> Iterator[tuple[Path, Path]]:
-    """Small files to copy from a folder, with their names in it: no weights, no code, nothing that fold writes."""
-    if source is None:
-        return
+def copy_texts(source: Path, folder: Path) -> None:
+    """Copy the small files of a folder: no weights, no code, nothing that fold writes."""
+    for file, name in _texts(source):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / name)
+
+
+def _texts(source: Path) -> Iterator[tuple[Path, Path]]:
     for path in sorted(source.rglob("*")):
         name = path.relative_to(source)
         text = path.suffix.lower() in TEXTS or path.name.upper().startswith(("LICENSE", "NOTICE"))

@@ -70,16 +70,24 @@ class StoredTensors:
         """The name by which a module holds a tensor; the given one if it does not hold it."""
         return next((other for other in self.names(name) if other.rpartition(".")[0] == module), name)
 
-    def equal(self, other: "StoredTensors") -> bool:
-        """Whether two models hold equal tensors of equal types under the same names, created ones included."""
-        pairs = [(self[name], other[name]) for name in self.first_names if name in other]
+    def equal(self, other: "StoredTensors", known: Collection[str] = ()) -> bool:
+        """Whether two models hold equal tensors of equal types under the same names, created ones included.
+
+        The values of `known` were compared before.
+        """
+        pairs = [(self[name], other[name], name in known) for name in self.first_names if name in other]
         return self._first == other._first and all(
-            (one.dtype, one.device) == (two.dtype, two.device) and torch.equal(one, two) for one, two in pairs
+            (one.dtype, one.device) == (two.dtype, two.device) and (same or torch.equal(one, two))
+            for one, two, same in pairs
         )
+
+    def values(self, name: str) -> Tensor:
+        """The values on the CPU, in the data type in which they are stored."""
+        return (self._tensors[name] if self._weights is None else self._weights(name)).detach().cpu()
 
     def in_float64(self, name: str) -> Tensor:
         """The values on the CPU; integers stay integers."""
-        values = (self._tensors[name] if self._weights is None else self._weights(name)).detach().cpu()
+        values = self.values(name)
         return values.double() if values.is_floating_point() else values
 
     def dtype(self, name: str) -> torch.dtype:

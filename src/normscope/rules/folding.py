@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from normscope.results.folding import AFTER_LOOKUP, FOLDED, Folding
+from normscope.results.folding import AFTER_LOOKUP, FOLDED, Folding, TensorCertificate
 from normscope.results.rows import several
 from normscope.rules.prose import number, part
 from normscope.rules.rule import Outcome, Skipped, found, rule
@@ -58,6 +58,9 @@ def foldable(result: Folding) -> Outcome:
 def remarks(result: Folding) -> Iterator[str]:
     """What failed first; then what was not done, what was put in place of what, and what is not covered."""
     found = result.certificate
+    if result.tensors is not None:
+        yield from _by_tensors(result, result.tensors)
+        return
     if found is None:
         yield from _planned(result)
         return
@@ -106,3 +109,25 @@ def _planned(result: Folding) -> Iterator[str]:
         yield f"{tie.table} is also {tie.head} and would stay as it is; --untie copies it (+{tie.bytes:,} bytes)."
     if result.not_run:
         yield f"The traced call does not use {several(result.not_run)}: what these would read or write is not covered."
+
+
+def _by_tensors(result: Folding, found: TensorCertificate) -> Iterator[str]:
+    """A fold from files to files."""
+    yield from (f"Failed: {broken}." for broken in found.broken)
+    holding = f"{found.identities - len(found.broken)} of" if found.broken else "All"
+    yield (
+        f"{holding} {found.identities:,} identities and comparisons hold: each of {found.tensors:,} tensors of the "
+        "written files is what it should be, rounded once, or has the same bits."
+    )
+    yield (
+        "Nothing was run. `normscope verify FOLDER --text FILE` runs the original and the folded model in float64, one "
+        "tensor at a time, and compares them."
+    )
+    if not result.changed:
+        yield "Nothing could be folded: the tensors are unchanged."
+    for tie in result.tied:
+        yield f"{tie.table} is also {tie.head} and stays as it is; with a run, --untie copies it ({tie.bytes:,} bytes)."
+    if result.not_run:
+        yield f"The traced call does not use {several(result.not_run)}: what these would read or write is not covered."
+    if result.unused_tensors:
+        yield f"{several(result.unused_tensors)} skipped: unused by the model."

@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -21,6 +24,7 @@ from normscope.results.result import load_bytes
 from normscope.studies.affine_fit import room_for_full_fits
 from normscope.studies.landing import LandingGatherer
 from normscope.studies.ranks import ALONE, DOES_NOT_FIT, NOT_CALLED, Ranks
+from normscope.studies.run_state import RunState, put_back
 from normscope.studies.token_places import TokenPlaces
 
 NEAR_ZERO = 1e-3  # of the median |gain|
@@ -35,6 +39,7 @@ def inspect(
     inputs: Inputs | None = None,
     device: str = "cpu",
     dtype: str | None = None,
+    parts: str | PathLike[str] | None = None,
     progress: Progress = silent,
 ) -> Inspection:
     """The geometry of every norm of a model; with a text or inputs, also where its real inputs land.
@@ -48,6 +53,9 @@ def inspect(
         Which module reads which is traced on the first batch of inputs; models of transformers need none for that.
     device, dtype
         Device and floating-point type to run a folder in.
+    parts
+        A file for what was gathered so far on a long text, saved every minute: the same call resumes a run that was
+        interrupted, with the same result. Remove it when the result is saved. MODEL must be a path.
     progress
         Called with batches or norms and a description; see `normscope.progress`.
 
@@ -60,16 +68,20 @@ def inspect(
     >>> inspect(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))).norms[0].dimension
     2
     """
-    return inspected(Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype), progress)
+    subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
+    return inspected(subject, progress, parts=None if parts is None else Path(parts))
 
 
-def inspected(subject: Subject, progress: Progress = silent, ranks: Ranks = ALONE) -> Inspection:
+def inspected(
+    subject: Subject, progress: Progress = silent, ranks: Ranks = ALONE, parts: Path | None = None
+) -> Inspection:
     """The same of a subject; with several ranks, each runs its share of the batches, and the first has the result.
 
     Others have only where the inputs of their own share of norms land.
     """
     inventory = subject.inventory
-    landed = _landings(subject, inventory, progress, ranks) if subject.runs else {}
+    state = None if parts is None or not subject.runs else RunState(parts, subject.about)
+    landed = _landings(subject, inventory, progress, ranks, state) if subject.runs else {}
     connections = connections_of(inventory)
     mine = Inspection(
         model=subject.name,
@@ -100,7 +112,9 @@ def _merged(mine: Inspection, ranks: Ranks) -> Inspection:
     return replace(mine, norms=tuple(replace(norm, landing=landings.get(norm.found.name)) for norm in mine.norms))
 
 
-def _landings(subject: Subject, inventory: Inventory, progress: Progress, ranks: Ranks) -> Mapping[str, Landing | None]:
+def _landings(
+    subject: Subject, inventory: Inventory, progress: Progress, ranks: Ranks, state: RunState | None
+) -> Mapping[str, Landing | None]:
     """Run the model and gather the inputs of its norms, piece by piece: of those that this rank looks after."""
     model, batches = subject.module, subject.batches()
     with capture(model, norms=inventory) as captured:
@@ -116,7 +130,11 @@ def _landings(subject: Subject, inventory: Inventory, progress: Progress, ranks:
             if ranks.looks_after(number)
         }
         tokens, done = TokenPlaces(), 0
+        resumed = _resumed(state, gatherers, tokens)
         for batches_of_round in ranks.rounds(progress(tokens.watch(batches), "running the model")):
+            if done < resumed:
+                done += len(batches_of_round)
+                continue
             for _ in run_in_pieces(model, batches_of_round[ranks.rank : ranks.rank + 1]):
                 pass
             for source in range(len(batches_of_round)):
@@ -131,9 +149,27 @@ def _landings(subject: Subject, inventory: Inventory, progress: Progress, ranks:
                         _add(gatherers[name], rows, name)
             done += len(batches_of_round)
             captured.clear()
+            if state is not None:
+                state.save_if_due(done, _state(gatherers, tokens))
     largest = {name: each.largest_number for name, each in gatherers.items() if each.inputs}
     at = tokens.named({name: number for name, number in largest.items() if tokens.agree(name)}, subject.path)
     return {name: _with_token(gatherer.result(), at.get(name)) for name, gatherer in gatherers.items()}
+
+
+def _resumed(state: RunState | None, gatherers: dict[str, LandingGatherer], tokens: TokenPlaces) -> int:
+    """Put back what an interrupted run had gathered; returns how many batches that run had done."""
+    kept = None if state is None else state.load()
+    if kept is None:
+        return 0
+    done, things = kept
+    for name in [name for name in gatherers if name not in things["gatherers"]]:
+        del gatherers[name]  # it does not normalize its input
+    put_back(_state(gatherers, tokens), things)
+    return done
+
+
+def _state(gatherers: dict[str, LandingGatherer], tokens: TokenPlaces) -> dict[str, Any]:
+    return {"gatherers": gatherers, "others": tokens.others}
 
 
 def _inputs_of(found: FoundNorm, captured: capture) -> Floats | int:

@@ -22,7 +22,7 @@ class TokenPlaces:
 
     def __init__(self) -> None:
         self._pieces: list[Tensor | None] = []  # ids of every batch; None where a batch has none
-        self._others: set[str] = set()  # norms whose inputs are not tokens, one for one
+        self.others: set[str] = set()  # norms whose inputs are not tokens, one for one
 
     def watch(self, batches: Iterable[Mapping[str, Tensor]]) -> Iterable[Mapping[str, Tensor]]:
         """The same batches, noted as they are handed on."""
@@ -32,11 +32,11 @@ class TokenPlaces:
         """Note how many inputs a norm had in a batch, by its number; -1 is the last that was handed on."""
         ids = self._pieces[batch]
         if ids is None or ids.ndim != 2 or inputs != ids.numel():
-            self._others.add(norm)
+            self.others.add(norm)
 
     def agree(self, norm: str) -> bool:
         """Whether the inputs of a norm are the tokens of the run, one for one."""
-        return norm not in self._others
+        return norm not in self.others
 
     def named(self, numbers: Mapping[str, int], path: Path | None) -> dict[str, TokenAt]:
         """The tokens with these numbers; without a text if the model has no tokenizer."""
