@@ -361,7 +361,7 @@ def test_verify_checks_saved_certificates_again(tmp_path):
     file.write_bytes(with_arrays(file.read_bytes(), queries=-arrays_of(file.read_bytes())["queries"]))
     assert run("verify", file).returncode == 1
     assert_refused(run("verify", tmp_path / "nowhere.npz"), "nowhere.npz: no such file")
-    assert_refused(run("verify", tmp_path), "but is a folder")
+    assert_refused(run("verify", tmp_path), "or a folder that `normscope fold` wrote")
     file.write_bytes(b"no result at all")
     assert_refused(run("verify", file), "must be a result saved by normscope")
     assert_refused(run("inspect", "--text", tmp_path / "nowhere.txt"), "nowhere.txt: no such file or directory")

@@ -15,6 +15,8 @@ import numpy as np
 from normscope.checks import Floats
 
 ALGEBRA = 1e-11  # relative to the largest number that goes into an identity
+LARGEST_DIFFERENCE = 1e-9  # in float64, relative to the largest value of an output
+MORE_THAN_ROUNDING = 10  # times the rounding error of the original: tolerance for stored weights
 
 Stored = Callable[[str], Floats]  # a stored tensor by its name
 Identity = tuple[str, bool]  # in words, and whether it holds

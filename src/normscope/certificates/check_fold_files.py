@@ -7,16 +7,27 @@
     any other tensor          the same bits
 
 Claims are names, axes and whole numbers; all values come from the files. Checked in float64, one tensor at a time,
-without the code that decided and computed: |stored − expected| is at most half a unit in the last place.
+without the code that decided and computed: |stored − expected| is at most half a unit in the last place. With inputs,
+both models are run on them in float64 too, and their outputs may differ by what rounding explains.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from normscope.certificates.check_fold import ALGEBRA, Identity, Promise, Scaling, Taken, TakenBy, Turning
+from normscope.certificates.check_fold import (
+    ALGEBRA,
+    LARGEST_DIFFERENCE,
+    MORE_THAN_ROUNDING,
+    Identity,
+    Promise,
+    Scaling,
+    Taken,
+    TakenBy,
+    Turning,
+)
 from normscope.checks import Floats
 from normscope.progress import Progress, silent
 
@@ -52,6 +63,7 @@ class Claims:
     centred: dict[str, int] = field(default_factory=dict)  # tensor → the axis that lost its mean
     taken: tuple[TakenOver, ...] = ()
     turned: tuple[Turned, ...] = ()
+    matrices: tuple[str, ...] = ()  # the streams that were turned, in the order of the file of their matrices
     keep_ones: tuple[str, ...] = ()  # matrices of streams whose mean a norm subtracts
     exponents: dict[str, int] = field(default_factory=dict)  # tensor → k of 2^k
     gains_less_one: tuple[str, ...] = ()  # tensors w of which 1 + w is the gain of a norm
@@ -67,6 +79,7 @@ class Claims:
             dict(promise.centred),
             tuple(map(_taken_over, promise.taken)),
             turned,
+            () if turning is None else tuple(turning.matrices),
             () if turning is None else tuple(sorted(turning.keep_ones)),
             dict(scaling.exponents),
             tuple(sorted(scaling.gains_less_one)),
@@ -82,11 +95,20 @@ class Claims:
         return frozenset(name for name in own | named if name is not None)
 
 
+class Run(NamedTuple):
+    """Outputs of both models in float64, relative to the largest value of an output."""
+
+    inputs: str
+    apart: float  # the largest difference between both
+    rounding: float  # how far rounding moves those of the original
+
+
 class Files(Protocol):
     """The tensors of a model before and after, read from files, and what else they say."""
 
     names: tuple[str, ...]  # one of each tensor
-    matrices: Mapping[str, Floats]
+    original: str
+    matrices: Sequence[Floats]
     settings: tuple[Mapping[str, Any], Mapping[str, Any]]  # of the configuration, before and after
 
     def before(self, name: str) -> Floats: ...
@@ -97,16 +119,20 @@ class Files(Protocol):
 
     def dtype(self, name: str) -> str: ...
 
+    def run(self, progress: Progress) -> Run | None: ...  # None if there is nothing to run both on
+
 
 def comparisons(claims: Claims, files: Files) -> Iterator[Identity]:
     """Every tensor and setting compared with what the claims say of it, in words, and whether it is so."""
     changed, tensors = claims.changed(), _Expected(claims, files)
     yield "every tensor that is said to change is there", changed <= set(files.names)
-    for turned in claims.turned:
-        if turned.matrix not in files.matrices:
-            yield f"the matrix of {turned.matrix} is there", False
-            return
-    for name, matrix in files.matrices.items():
+    there = len(files.matrices) == len(claims.matrices) and {turned.matrix for turned in claims.turned} <= set(
+        claims.matrices
+    )
+    yield "every matrix of a rotation is there", there
+    if not there:
+        return
+    for name, matrix in tensors.matrices.items():
         one = np.eye(len(matrix))
         yield f"the matrix of {name} is orthogonal", _within(matrix @ matrix.T, one, ALGEBRA)
         if name in claims.keep_ones:
@@ -134,11 +160,18 @@ def check(result: Any, *, against: Files, progress: Progress = silent) -> tuple[
     if broken:
         return False, f"failed: {broken[0]}" + (f", and {len(broken) - 1} more" if len(broken) > 1 else "")
     changed = len(result.claims.changed())
-    return True, (
-        f"{len(found)} comparisons: {changed} tensors of this folder are those of the original, rewritten as "
-        f"folding.json says and rounded once, and the other {len(against.names) - changed} have the same bits. Not "
-        "checked: that nothing else reads or writes what was moved; a run on inputs tests that"
+    tensors = (
+        f"{changed} tensors are those of {against.original}, rewritten as folding.json says and rounded once; "
+        f"{len(against.names) - changed} have the same bits"
     )
+    run = against.run(progress)
+    if run is None:
+        return True, f"{tensors}. Neither model was run: --text FILE runs both in float64 and compares their outputs"
+    apart = (
+        f"in float64, on {run.inputs}, outputs differ by {run.apart:.1e}, where rounding explains {run.rounding:.1e}"
+    )
+    holds = run.apart <= LARGEST_DIFFERENCE + MORE_THAN_ROUNDING * run.rounding
+    return holds, f"{tensors}; {apart}" if holds else f"failed: {apart}; {tensors}"
 
 
 class _Expected:
@@ -146,6 +179,7 @@ class _Expected:
 
     def __init__(self, claims: Claims, files: Files) -> None:
         self._claims, self._files = claims, files
+        self.matrices = dict(zip(claims.matrices, files.matrices, strict=False))
         self._own = {name: taken for taken in claims.taken for name in (taken.gain, taken.bias) if name is not None}
         self._weights = {reader.weight: (taken, reader) for taken in claims.taken for reader in taken.readers}
         self._biases = {
@@ -180,7 +214,7 @@ class _Expected:
             values = values - values.mean(axis=self._claims.centred[name], keepdims=True)
         for turned in self._claims.turned:
             if turned.tensor == name:
-                matrix = self._files.matrices[turned.matrix]
+                matrix = self.matrices[turned.matrix]
                 values = np.moveaxis(np.tensordot(values, matrix, ([turned.axis], [0])), -1, turned.axis)
         size = max(size, _size(values))
         if name in self._claims.exponents:

@@ -598,24 +598,30 @@ def verify(
     file: Annotated[
         Path,
         typer.Argument(
-            help="What `keys`, `vocab`, `ranges`, `memorize` or `shatter` saved with -o, or a result saved in Python."
+            help="What `keys`, `vocab`, `ranges`, `memorize` or `shatter` saved with -o, a folder of `fold`, or a "
+            "result saved in Python."
         ),
     ],
-    samples: Annotated[
+    against: Annotated[
         Path | None,
         typer.Argument(
-            help="For a network of `normscope memorize`: the file that it memorises. For `vocab` and `ranges`: the "
-            "model, if it has moved."
+            help="For a network of `normscope memorize`: the file that it memorises. For a folder of `fold`: the "
+            "original. For `vocab` and `ranges`: the model, if it has moved."
         ),
     ] = None,
     label: Annotated[
         str | None, typer.Option(help="Column of labels in that file, as for `normscope memorize`.")
     ] = None,
+    text: TextOption = None,
+    inputs: InputsOption = None,
 ) -> Any:
-    """Check every certificate of a saved result, without solving anything, and report what it proves."""
+    """Check every certificate of a saved result, without solving anything, and report what it proves.
+
+    With --text or --inputs, a folded model and its original are run too, in float64, one tensor in memory at a time.
+    """
     from normscope.verify_file import verify as check
 
-    return check(file, against=samples, label=label, progress=progress)
+    return check(file, against=against, label=label, **run_on(text, inputs), progress=progress)
 
 
 def playground(

@@ -43,14 +43,19 @@ def keep_memory() -> bool:
 
 
 def evaluate(
-    program: ExportedProgram, stored: Callable[[str], Tensor], watch: Callable[[Node, Tensor], None] | None = None
+    program: ExportedProgram,
+    stored: Callable[[str], Tensor],
+    watch: Callable[[Node, Tensor], None] | None = None,
+    example: Mapping[str, Any] | None = None,
 ) -> list[Tensor]:
     """The floating-point outputs of the traced call on its own inputs, with stored tensors of any dtype by their names.
 
-    `watch` is called with every node and its value, in the order in which they run.
+    `watch` is called with every node and its value, in the order in which they run. `example`: inputs by name in place
+    of those that it was traced with, which have no values if that was done on the meta device.
     """
     inputs: list[Any] = []
-    given = iter(pytree.tree_leaves(program.example_inputs))
+    args, kwargs = program.example_inputs
+    given = iter(pytree.tree_leaves((args, {**kwargs, **(example or {})})))
     for spec in program.graph_signature.input_specs:
         if spec.kind == InputKind.USER_INPUT:
             inputs.append(next(given))

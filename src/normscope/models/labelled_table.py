@@ -26,7 +26,9 @@ class LabelledTable(NamedTuple):
     label: str  # the name of the column of labels
 
 
-def table_for(result: object, against: str | os.PathLike[str] | None, label: str | None) -> LabelledTable | None:
+def table_for(
+    result: object, against: str | os.PathLike[str] | None = None, label: str | None = None
+) -> LabelledTable | None:
     """The file of samples that `normscope.verify` compares a network with; None if none is given."""
     if against is None and label is not None:
         raise InputError(f"label names a column of a file of samples: give the file as well, got {quoted(label)} alone")

@@ -29,9 +29,7 @@ LARGEST = 2**27  # numbers of a matrix that is used in float64: 1 GB
 KEPT = 2**28  # bytes of tensors that are kept: several certificates read the same
 
 
-def reread(
-    result: LayerRanges, against: nn.Module | str | Path | Subject | None = None, label: str | None = None
-) -> "RangeTensors":
+def reread(result: LayerRanges, against: nn.Module | str | Path | Subject | None = None) -> "RangeTensors":
     """The model that ranges are about, for `normscope.certificates.check_ranges.check`.
 
     Parameters
@@ -40,16 +38,12 @@ def reread(
         A result of `normscope.ranges`, new or loaded from a file.
     against
         The model, or a Subject with the inputs to trace it with. None: it is read from its recorded path.
-    label
-        Must be None: ranges have no labels.
 
     Returns
     -------
     RangeTensors
         Its tensors and norms by name, and the facts that the result states about it.
     """
-    if label is not None:
-        raise InputError(f"label is for files of samples, and ranges take none, got {quoted(label)}")
     if against is None:
         if result.path is None:
             raise InputError("these ranges are of a module in memory: pass the model to check them against (against=)")

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 
+from normscope.certificates.check_fold import LARGEST_DIFFERENCE, MORE_THAN_ROUNDING
 from normscope.certificates.check_fold_files import Claims
 from normscope.results.describe import NOT_IN_JSON, Column, Table
 from normscope.results.result import Result, named
 from normscope.results.rows import path_text, several
 
-LARGEST_DIFFERENCE = 1e-9  # in float64, relative to the largest value of an output
-MORE_THAN_ROUNDING = 10  # times the rounding error of the original: tolerance for stored weights
 FOLDED: Final = "folded"
 AFTER_LOOKUP: Final = "after look-up"
 KEPT: Final = "kept"
@@ -209,8 +208,7 @@ class Folding(
     unused_tensors: tuple[str, ...] = ()  # tensors of the checkpoint skipped: unused by the model
     program: Program | None = None  # inputs of the written program; None if none was written
     tensors: TensorCertificate | None = None  # of a fold from files to files, without a run
-    claims: Claims | None = None  # what was done to tensors, for `verify`; None if nothing was written from a path
-    path: str | None = None  # of the original
+    claims: Claims | None = None  # what was done to tensors, for `verify`; None with rms, and of a plan
     module: Annotated[Any, NOT_IN_JSON] = field(default=None)  # the folded model; None in a loaded result
     call: Annotated[Any, NOT_IN_JSON] = field(default=None)  # a rewrite.saved_model.TracedCall: the certified call
 

@@ -31,7 +31,7 @@ class Result:
 
     The strings name a function as "module:function", which is imported when needed: `checked_by` takes the result
     and checks its certificates, `plotted_by` draws it, `remarked_by` returns sentences on what stands out in it;
-    `reread_by` takes the result and the two options of `normscope.verify`, and reads what the check needs beside it;
+    `reread_by` takes the result and those options of `normscope.verify` that it names, and reads what the check needs;
     `shown_by` prints the result on a terminal where tables would be hard to read; `panels_by` describes its panels in
     the report, where they are not in a file of its kind in `normscope.report.panels`.
     """

@@ -20,18 +20,15 @@ Streams can also be turned by an orthogonal matrix (`rotate`), once gains are fo
 import copy
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 
-from normscope.certificates.check_fold import Scaling
+from normscope.certificates.check_fold import LARGEST_DIFFERENCE, Scaling
+from normscope.certificates.check_fold_files import Claims
 from normscope.checks import first_line
 from normscope.errors import InputError, TraceError
 from normscope.models.batches import Inputs, first_batch
@@ -44,7 +41,6 @@ from normscope.progress import Progress, silent
 from normscope.results.folding import (
     AFTER_LOOKUP,
     FOLDED,
-    LARGEST_DIFFERENCE,
     Certificate,
     Decision,
     Folding,
@@ -56,12 +52,10 @@ from normscope.rewrite.norm_places import Watch
 from normscope.rewrite.plan import Plan, decide, unchanged
 from normscope.rewrite.rewrites import TOLERANCE, Rewrites, Wanted
 from normscope.rewrite.rms_modules import Replaced, replace_norms
+from normscope.rewrite.rounding import rounding_difference
 from normscope.rewrite.saved_model import Source, TracedCall, require_new_folder, save_folding
 from normscope.rewrite.stored_tensors import StoredTensors, Uses, give_copies, ties
 from normscope.rewrite.streams import Streams
-
-BLOCK = 2**16  # numbers that are rounded at a time
-TRIES, MANY = 3, 10**7  # number of random roundings of the original; numbers from which on one is as good as several
 
 
 def fold(
@@ -237,7 +231,7 @@ def _folded(
             rewrite_difference=_finite(difference(unrounded + rewritten.outputs(), reference + watched.outputs())),
             written_difference=_finite(written),
             rounding_difference=_finite(
-                _rounding(graph.program, original, changed, rewrites.scaling, reference, progress)
+                rounding_difference(graph.program, original, changed, rewrites.scaling, reference, progress)
             ),
             read_back=False,
             difference=_finite(difference(outputs[1], outputs[0])),
@@ -255,8 +249,16 @@ def _folded(
         rms=wanted.rms,
         replaced=() if replaced is None else replaced.norms,
         centred_look_ups=() if replaced is None else replaced.look_ups,
+        claims=None if wanted.rms else Claims.of(plan.promise, rewrites.turning, rewrites.scaling, rewrites.settings),
         module=folded,
-        call=TracedCall(args, kwargs, program.program, reference, outputs[1]),
+        call=TracedCall(
+            args,
+            kwargs,
+            program.program,
+            reference,
+            outputs[1],
+            matrices={} if rewrites.turning is None else rewrites.turning.matrices,
+        ),
     )
 
 
@@ -305,59 +307,6 @@ def _with_look_ups(plan: Plan, replaced: Replaced) -> Iterator[Verdict]:
     for verdict in plan.verdicts:
         waited = verdict.centring.what == AFTER_LOOKUP and replaced.look_ups
         yield replace(verdict, centring=Decision(FOLDED, reason)) if waited else verdict
-
-
-def _rounding(
-    program: ExportedProgram,
-    tensors: StoredTensors,
-    changed: Collection[str],
-    scaling: Scaling,
-    reference: list[Tensor],
-    progress: Progress,
-) -> float:
-    """How far the outputs of a model move, in float64, if some of its tensors are rounded once more to their dtype.
-
-    The largest of a few tries, so that a lucky one does not count as the rounding error; of many numbers no try has
-    much luck. Gains that are stored as 1 + w and rescaled are rounded as they are stored then, which costs them digits.
-    """
-    gains = {name: scaling.exponents.get(name, 0) for name in scaling.gains_less_one}
-    seeds = {tensors.first_name(name): seed for seed, name in enumerate(changed)}
-    numbers = sum(tensors[name].numel() for name in seeds)
-    count = 0 if not seeds else TRIES if numbers < MANY else 1
-
-    def rounded(name: str, number: int) -> Tensor:
-        values, first = tensors.values(name), tensors.first_name(name)
-        if first not in seeds:
-            return values
-        random = np.random.default_rng(TRIES * seeds[first] + number)  # reproducible
-        if first not in gains:
-            return rounded_once_more(values, values.dtype, random)
-        factor = 2.0 ** gains[first]
-        rounded = rounded_once_more((values.double() + 1) * factor - 1, values.dtype, random)
-        return (rounded + 1) / factor - 1
-
-    tries = [
-        difference(evaluate(program, partial(rounded, number=number)), reference)
-        for number in progress(range(count), "folding, runs with rounded weights")
-    ]
-    return float(torch.tensor([0.0, *tries], dtype=torch.float64).max())  # NaN if one of them is
-
-
-def rounded_once_more(values: Tensor, dtype: torch.dtype, random: np.random.Generator) -> Tensor:
-    """Numbers of a dtype, each with the rounding error of another number of its size: round(f·w)/f, f from [½, 1).
-
-    The result is in float64. It is computed in blocks that stay in the cache.
-
-    >>> rounded = rounded_once_more(torch.ones(1000), torch.bfloat16, np.random.default_rng(0))
-    >>> 1 / 512 < float((rounded - 1).abs().max()) <= 1 / 256
-    True
-    """
-    numbers, made = values.reshape(-1), torch.empty(values.numel(), dtype=torch.float64)
-    for at in range(0, len(made), BLOCK):
-        block = numbers[at : at + BLOCK].double()
-        factors = torch.from_numpy(random.random(len(block), dtype=np.float32)).mul_(0.5).add_(0.5).double()
-        torch.div((block * factors).to(dtype).double(), factors, out=made[at : at + BLOCK])
-    return made.view(values.shape)
 
 
 def _finite(value: float) -> float | None:

@@ -62,7 +62,7 @@ def fold_files(subject: Subject, source: Source, wanted: Wanted, out: Path | Non
                 shutil.copyfile(source.folder / COPIED, folder / COPIED)
             _write_config(model, dtype, folder)
             changed = _write_shards(folder, shards, checkpoint, weights, folded, progress)
-            files = FoldedFiles(source.folder, folder, dtype)
+            files = FoldedFiles(source.folder, folder, dtype, claims)
             if not same_numbers(model, files.model):
                 raise InputError(f"{type(model).__name__} is built with other numbers from its own configuration")
             checked = [
@@ -80,7 +80,6 @@ def fold_files(subject: Subject, source: Source, wanted: Wanted, out: Path | Non
                 (),
                 not_run=uses.idle(),
                 unused_tensors=tuple(name for name in checkpoint.names if name not in used),
-                path=str(source.folder.resolve()),
                 claims=claims,
                 tensors=TensorCertificate(dtype, len(checked), len(files.names), broken),
             )

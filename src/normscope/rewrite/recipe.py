@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import nn
 
+from normscope.certificates.check_fold import LARGEST_DIFFERENCE
 from normscope.models.batches import Inputs, first_batch
 from normscope.models.example_inputs import example_inputs
 from normscope.models.find import find_alone
@@ -25,7 +26,6 @@ from normscope.models.float64_run import evaluate
 from normscope.models.graph import trace
 from normscope.models.subject import Model, Subject, Text
 from normscope.progress import Progress, silent
-from normscope.results.folding import LARGEST_DIFFERENCE
 from normscope.results.quantizer_recipe import LeftOut, QuantizerRecipe
 from normscope.results.recipe_check import MappingOutcome, MappingVerdict, RecipeCheck
 from normscope.rewrite.mapping_objections import Objections, some

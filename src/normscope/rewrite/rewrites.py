@@ -16,6 +16,7 @@ from normscope.certificates.check_fold import (
     Identity,
     Scaling,
     Stored,
+    Turning,
     identities,
     scaling_identities,
     turning_identities,
@@ -80,6 +81,8 @@ class Rewrites:
         self.graph = uses.graph  # of the rewritten model
         self.verdicts: list[StreamVerdict] = []
         self.scaling = Scaling({}, frozenset(), {})
+        self.turning: Turning | None = None
+        self.settings: Mapping[str, int] = {}  # numbers of the configuration that became 2^k times as large
         self.weights: NewWeights = FoldedWeights(original, plan.promise, uses.tensors)
         self._steps: list[tuple[Step, NewWeights]] = [
             (partial(identities, plan.promise, arrays(original.in_float64)), self.weights)
@@ -104,6 +107,7 @@ class Rewrites:
             of_heads = kind if kind in KINDS else KINDS[0]
             turning, verdicts = plan_heads(self._uses, self._streams, turning, of_heads, seed)
             self.verdicts += verdicts
+        self.turning = turning
         before, self.weights = self.weights, TurnedWeights(self.weights, turning)
         self._steps.append((partial(turning_identities, turning, arrays(before.__getitem__)), self.weights))
 
@@ -130,7 +134,7 @@ class Rewrites:
         seen = largest_inputs(self._streams, self.weights) if has_text else {}
         rescaling = plan_rescale(self._model, uses, streams, self._norms, self.weights, settings, limit, given, seen)
         before, self.weights = self.weights, ScaledWeights(self.weights, rescaling.scaling)
-        self.scaling = rescaling.scaling
+        self.scaling, self.settings = rescaling.scaling, rescaling.settings
         self.verdicts += rescaling.verdicts
         self._steps.append((partial(scaling_identities, rescaling.scaling, arrays(before.__getitem__)), self.weights))
         if rescaling.settings:

@@ -2,7 +2,8 @@
 
     config.json, model.safetensors          the same architecture, other weights
     tokenizer files and other small texts   unchanged
-    folding.json                            verdicts, reasons, tensors changed, certificate
+    folding.json                            verdicts, reasons, tensors changed, certificate, and claims for `verify`
+    rotation.npz                            the matrices of a rotation, also for `verify`
 
 Before the folder gets its name it is loaded again: every tensor must match bit for bit, and the outputs be the same. A
 model with RMSNorm modules, which no config.json can describe, is written as an exported program, model.pt2.
@@ -14,14 +15,16 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from normscope.checks import Floats
 from normscope.errors import CheckpointError, InputError, NotCertifiedError
 from normscope.files import new_folder
 from normscope.models.architecture import stored_names
@@ -32,6 +35,7 @@ from normscope.models.transformers_library import locked
 from normscope.results.folding import Certificate, Folding
 from normscope.results.result import FOLDER_FILE
 from normscope.rewrite.eps_settings import same_numbers
+from normscope.rewrite.folded_files import MATRICES
 from normscope.rewrite.saved_program import as_function, open_program, save_program, stored_in
 from normscope.rewrite.stored_tensors import StoredTensors
 
@@ -69,6 +73,7 @@ class TracedCall:
     reference: list[Tensor]  # outputs of the original in float64
     outputs: list[Tensor]  # of the folded model in its own dtype
     source: Source | None = None  # None for a module
+    matrices: Mapping[str, Floats] = field(default_factory=dict)  # of rotations, by stream
 
 
 def require_new_folder(path: Path) -> None:
@@ -100,6 +105,8 @@ def save_folding(folding: Folding, path: str | os.PathLike[str]) -> Folding:
             _write_tokenizer(source.folder, folder)
         folding = _write_program(folding, folder) if folding.rms else _write_weights(folding, folder)
         _require_certified(folding)
+        if folding.call.matrices:
+            np.savez(folder / MATRICES, *folding.call.matrices.values())
         text = json.dumps(folding.to_dict(), indent=2, allow_nan=False)
         (folder / FOLDER_FILE).write_text(f"{text}\n", encoding="utf-8")
         give_usual_rights(folder)

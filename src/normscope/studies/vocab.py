@@ -16,7 +16,6 @@ from torch import nn
 from normscope.certificates.check_tokens import TableRead
 from normscope.certificates.token_certificates import TokenCertificates
 from normscope.certificates.token_table import Table
-from normscope.checks import quoted
 from normscope.data import demo_model
 from normscope.engine import Engine
 from normscope.errors import InputError
@@ -108,37 +107,31 @@ def vocab(
         return described.result(*findings.certificates(), clock)
 
 
-def read_again(
-    result: TokenVerdicts, model: nn.Module | str | Path | Subject | None = None, label: str | None = None
-) -> TableRead:
+def read_again(result: TokenVerdicts, against: nn.Module | str | Path | Subject | None = None) -> TableRead:
     """The model that verdicts are about, read again, for `normscope.certificates.check_tokens.check`.
 
     Parameters
     ----------
     result
         A result of `normscope.vocab`, new or loaded from a file.
-    model
+    against
         The model, or a Subject with the inputs to run it on. None: it is read from its recorded path.
-    label
-        Must be None: tokens have no labels.
 
     Returns
     -------
     TableRead
         Its table, and the facts that the result states about it.
     """
-    if label is not None:
-        raise InputError(f"label is for files of samples, and verdicts on tokens take none, got {quoted(label)}")
     where = demo_model() if result.path == DEMO else result.path
-    if model is None and where is None:
+    if against is None and where is None:
         raise InputError("these verdicts are about a module in memory: pass the model to check them against")
-    target = where if model is None else model
+    target = where if against is None else against
     assert target is not None
     subject = target if isinstance(target, Subject) else Subject(target, dtype=result.dtype)
     again = _Described(subject, result.dtype)
     says = again.result(result.any_vector, result.reachable).to_dict()
     given: set[str] = set()
-    if model is not None and (subject.path is not None or result.path is not None):  # it may have moved since
+    if against is not None and (subject.path is not None or result.path is not None):  # it may have moved since
         given = {"model", "path", "dtype"}
     if (subject.path is None) != (result.path is None):  # a module has no tokenizer
         given.add("listed")
