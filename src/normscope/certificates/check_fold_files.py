@@ -6,11 +6,12 @@
     turned, at another scale  WQ along an axis,  2^k·W
     any other tensor          the same bits
 
-Claims are names, axes and whole numbers; all values come from the files. Checked in float64, one tensor at a time,
-without the code that decided and computed: |stored − expected| is at most half a unit in the last place. With inputs,
-both models are run on them in float64 too, and their outputs may differ by what rounding explains.
+Claims are names, axes and whole numbers; all values come from the files. Checked in float64, a part of one tensor at
+a time, without the code that decided and computed: |stored − expected| is at most half a unit in the last place. With
+inputs, both models are run on them in float64 too, and their outputs may differ by what rounding explains.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -31,6 +32,8 @@ from normscope.certificates.check_fold import (
 from normscope.checks import Floats
 from normscope.progress import Progress, silent
 
+BLOCK = 2**22  # numbers that are looked at at a time
+Part = tuple[slice, ...]  # of a tensor
 DIGITS = {"float64": (53, -1074), "float32": (24, -149), "bfloat16": (8, -133), "float16": (11, -24)}  # and least power
 
 
@@ -111,9 +114,11 @@ class Files(Protocol):
     matrices: Sequence[Floats]
     settings: tuple[Mapping[str, Any], Mapping[str, Any]]  # of the configuration, before and after
 
-    def before(self, name: str) -> Floats: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
 
-    def after(self, name: str) -> Floats: ...
+    def before(self, name: str, part: Part = ()) -> Floats: ...
+
+    def after(self, name: str, part: Part = ()) -> Floats: ...
 
     def same(self, name: str) -> bool: ...
 
@@ -141,10 +146,8 @@ def comparisons(claims: Claims, files: Files) -> Iterator[Identity]:
         if name not in changed:
             yield f"{name} is unchanged", files.same(name)
             continue
-        expected, size = tensors(name)
-        stored = files.after(name)
-        room = _half_a_unit(expected, files.dtype(name)) + ALGEBRA * size
-        yield f"{name} is what it should be, rounded once", _within(stored, expected, room)
+        right = all(_rounded_once(tensors, name, part) for part in tensors.parts(name))
+        yield f"{name} is what it should be, rounded once", right
     for taken in claims.taken:
         if taken.gain is not None and taken.takes_gain and not {taken.gain} & claims.exponents.keys():
             added = 1.0 if taken.adds_one else 0.0
@@ -174,11 +177,17 @@ def check(result: Any, *, against: Files, progress: Progress = silent) -> tuple[
     return holds, f"{tensors}; {apart}" if holds else f"failed: {apart}; {tensors}"
 
 
+def _rounded_once(tensors: "_Expected", name: str, part: Part) -> bool:
+    expected, size = tensors(name, part)
+    room = _half_a_unit(expected, tensors.files.dtype(name)) + ALGEBRA * size
+    return _within(tensors.files.after(name, part), expected, room)
+
+
 class _Expected:
     """What every tensor should be, and the largest number that goes into it."""
 
     def __init__(self, claims: Claims, files: Files) -> None:
-        self._claims, self._files = claims, files
+        self._claims, self.files = claims, files
         self.matrices = dict(zip(claims.matrices, files.matrices, strict=False))
         self._own = {name: taken for taken in claims.taken for name in (taken.gain, taken.bias) if name is not None}
         self._weights = {reader.weight: (taken, reader) for taken in claims.taken for reader in taken.readers}
@@ -189,8 +198,16 @@ class _Expected:
             if reader.bias is not None
         }
 
-    def __call__(self, name: str) -> tuple[Floats, float]:
-        values = self._files.before(name)
+    def parts(self, name: str) -> Iterator[Part]:
+        """Parts of a tensor that are rewritten independently of each other."""
+        joined = {turned.axis for turned in self._claims.turned if turned.tensor == name}
+        joined |= {self._claims.centred[name]} if name in self._claims.centred else set()
+        joined |= {self._weights[name][1].axis} if name in self._weights else set()
+        single = name in self._own or name in self._biases
+        yield from _blocks(self.files.shape(name), set() if single else joined, whole=single)
+
+    def __call__(self, name: str, part: Part) -> tuple[Floats, float]:
+        values = self.files.before(name, part)
         size = _size(values)
         if name in self._own:
             taken = self._own[name]
@@ -206,9 +223,9 @@ class _Expected:
             values = values * self._moved(taken)[0].reshape(shape)
         if name in self._biases:
             taken, reader = self._biases[name]
-            weight, shift = np.moveaxis(self._files.before(reader.weight), reader.axis, -1), self._moved(taken)[1]
-            values = values + reader.factor * (weight @ shift).reshape(values.shape)
-            size = max(size, abs(reader.factor) * _size(np.abs(weight) @ np.abs(shift)))
+            shift, largest = self._through(reader, self._moved(taken)[1])
+            values = values + reader.factor * shift.reshape(values.shape)
+            size = max(size, abs(reader.factor) * largest)
         if name in self._claims.centred:
             size = max(size, _size(values))
             values = values - values.mean(axis=self._claims.centred[name], keepdims=True)
@@ -223,12 +240,21 @@ class _Expected:
             size = max(np.ldexp(size, self._claims.exponents[name]), one)
         return values, size
 
+    def _through(self, reader: TakenBy, shift: Floats) -> tuple[Floats, float]:
+        """What a reader makes of a vector, and the size of the sums that it takes for that."""
+        made, largest, axis = [], 0.0, reader.axis
+        for part in _blocks(self.files.shape(reader.weight), {axis}):
+            weight = np.moveaxis(self.files.before(reader.weight, part), axis, -1)
+            made.append(weight @ shift)
+            largest = max(largest, _size(np.abs(weight) @ np.abs(shift)))
+        return np.concatenate(made, axis=0), largest
+
     def _moved(self, taken: TakenOver) -> tuple[Floats, Floats]:
         """The gain and the bias that readers take over, from the stored ones."""
-        own = [None if name is None else self._files.before(name).reshape(-1) for name in (taken.gain, taken.bias)]
+        own = [None if name is None else self.files.before(name).reshape(-1) for name in (taken.gain, taken.bias)]
         axis = next((reader.axis for reader in taken.readers), 0)
         width = next((len(part) for part in own if part is not None), 0)
-        width = width or self._files.before(taken.readers[0].weight).shape[axis]
+        width = width or self.files.shape(taken.readers[0].weight)[axis]
         gain, bias = np.ones(width), np.zeros(width)
         if own[0] is not None and taken.takes_gain:
             gain = own[0] + (1.0 if taken.adds_one else 0.0)
@@ -256,6 +282,17 @@ def _of_settings(claims: Claims, before: Mapping[str, Any], after: Mapping[str, 
         yield f"{name} is 2^{exponent} times what it was", right
     others = [name for name in (*before, *after) if name not in claims.settings and before.get(name) != after.get(name)]
     yield f"every other setting is the same{''.join(f' ({name} is not)' for name in others[:1])}", not others
+
+
+def _blocks(shape: tuple[int, ...], joined: set[int], *, whole: bool = False) -> Iterator[Part]:
+    """Parts of a tensor, cut along its first axis that is not joined; the whole tensor if there is none."""
+    axis = next((axis for axis in range(len(shape)) if axis not in joined), None)
+    if axis is None or whole:
+        yield ()
+        return
+    step = max(1, BLOCK // max(1, math.prod(shape) // max(1, shape[axis])))
+    for start in range(0, shape[axis], step):
+        yield (*(slice(None) for _ in range(axis)), slice(start, start + step))
 
 
 def _half_a_unit(values: Floats, dtype: str) -> Floats:

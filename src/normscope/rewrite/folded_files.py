@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from normscope.certificates.check_fold import Scaling
-from normscope.certificates.check_fold_files import Claims, Run
+from normscope.certificates.check_fold_files import Claims, Part, Run
 from normscope.checks import Floats, quoted
 from normscope.data import demo_model, name_of
 from normscope.errors import InputError
@@ -23,6 +23,7 @@ from normscope.models.float64_run import difference, evaluate
 from normscope.models.graph import trace
 from normscope.models.load import open_weights
 from normscope.models.subject import Subject, Text
+from normscope.models.weights import Weights
 from normscope.progress import Progress
 from normscope.results.folding import Folding
 from normscope.rewrite.rounding import rounding_difference
@@ -71,7 +72,9 @@ class FoldedFiles:
         self._models, self._weights = zip(
             *(open_weights(path, dtype=dtype) for path in (original, folder)), strict=True
         )
-        self._before, self._after = self._weights
+        self._before: Weights = self._weights[0]
+        self._after: Weights = self._weights[1]
+        self._kept = [("", torch.empty(0)), ("", torch.empty(0))]
         self._claims, self._dtype, self._text, self._inputs = claims, dtype, text, inputs
         self._path, self.original = original, name_of(original)
         self.model: nn.Module = self._models[1]  # on the meta device
@@ -88,12 +91,24 @@ class FoldedFiles:
             held = npz_arrays((folder / MATRICES).read_bytes(), str(folder / MATRICES))
             self.matrices = [held[name] for name in (f"arr_{place}" for place in range(len(held))) if name in held]
 
-    def before(self, name: str) -> Floats:
-        values: Floats = self._before(name).double().numpy()
-        return values
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._after.shape(name)
 
-    def after(self, name: str) -> Floats:
-        values: Floats = self._after(name).double().numpy()
+    def before(self, name: str, part: Part = ()) -> Floats:
+        return self._part(0, name, part)
+
+    def after(self, name: str, part: Part = ()) -> Floats:
+        return self._part(1, name, part)
+
+    def _part(self, which: int, name: str, part: Part) -> Floats:
+        """A part of a tensor in float64; the last tensors that were asked for are kept, as they are stored."""
+        if not part:
+            values: Floats = self._weights[which](name).double().numpy()
+            return values
+        if self._kept[which][0] != name:
+            self._kept[which] = "", torch.empty(0)  # before the next one is read
+            self._kept[which] = name, self._weights[which](name)
+        values = self._kept[which][1][part].double().numpy()
         return values
 
     def dtype(self, name: str) -> str:
@@ -114,7 +129,7 @@ class FoldedFiles:
         """Run both on the first batch of the text or of the inputs, in float64; None if neither was given."""
         if self._text is None and self._inputs is None:
             return None
-        if self._text is not None:
+        if self._inputs is None:
             example = Subject(self._path, text=self._text).example
         else:
             example = first_batch(self._models[0], next(as_batches(self._inputs)))

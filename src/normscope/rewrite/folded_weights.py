@@ -19,6 +19,8 @@ from normscope.certificates.check_fold import Promise, Scaling, Turning
 from normscope.checks import Floats
 from normscope.rewrite.stored_tensors import StoredTensors
 
+BLOCK = 2**22  # numbers of a matrix that are new at a time
+
 
 class NewWeights(ABC):
     """The tensors of a rewritten model, by any of their names. Rewrites follow one another: `before` is the last."""
@@ -69,7 +71,23 @@ class FoldedWeights(NewWeights):
 
     def __getitem__(self, name: str) -> Tensor:
         first = self.names.first_name(name)
-        values = self._original.in_float64(first)
+        return self._new(first, self._original.in_float64(first))
+
+    def rounded(self, name: str) -> Tensor:
+        """The values in the dtype in which they are stored; large matrices are computed in parts."""
+        first = self.names.first_name(name)
+        old = self._original.values(first)
+        fixed = {self._centred.get(first), self._readers[first][1].axis if first in self._readers else None}
+        axis = next((axis for axis in range(old.ndim) if axis not in fixed), None)
+        if axis is None or first in {*self._gains, *self._biases, *self._reader_biases}:
+            return self._new(first, old.double()).to(old.dtype)
+        new, step = torch.empty_like(old), max(1, BLOCK * old.shape[axis] // old.numel())
+        for block, target in zip(torch.split(old, step, axis), torch.split(new, step, axis), strict=True):
+            target.copy_(self._new(first, block.double()))
+        return new
+
+    def _new(self, first: str, values: Tensor) -> Tensor:
+        """New values from old ones, or of a part along an axis that nothing moves along."""
         if first in self._gains:
             taken = self._gains[first]
             one = 1.0 if taken.adds_one else 0.0
@@ -83,9 +101,10 @@ class FoldedWeights(NewWeights):
             values = values * along(torch.tensor(taken.gain), reader.axis, values.ndim)
         if first in self._reader_biases:
             taken, reader = self._reader_biases[first]
-            weight = self._original.in_float64(reader.weight)
-            shift = torch.tensordot(torch.tensor(taken.bias), weight, dims=([0], [reader.axis]))
-            values = values + reader.factor * shift.view_as(values)
+            weight, bias = self._original.values(reader.weight).movedim(reader.axis, -1), torch.tensor(taken.bias)
+            parts = torch.split(weight, max(1, BLOCK * len(weight) // weight.numel()))
+            shift = torch.cat([part.double() @ bias for part in parts])
+            values = values + reader.factor * shift.reshape(values.shape)
         if first in self._centred:
             values = centred(values, self._centred[first])
         return values
