@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from normscope.cli import app
 from normscope.errors import InputError
-from normscope.results.result import load, load_bytes
+from normscope.results.describe import tables_of
+from normscope.results.result import _from_payload, load, load_bytes
 from normscope_lab.bench import (
     around_bench,
     fold_bench,
@@ -19,11 +20,13 @@ from normscope_lab.bench import (
     memorize_bench,
     ranges_bench,
     scale_bench,
+    unit_costs,
     vocab_bench,
 )
 from normscope_lab.bench.memorize_bench import Task
 from normscope_lab.bench.timing import duration, times
 from normscope_lab.results.around_widths import factor
+from normscope_lab.results.scale_speed import UnitCost
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -85,9 +88,32 @@ def test_scale_compares_engines_and_measures_memory():
     assert [(run.work, run.workers, run.same) for run in result.runs] == [
         (work, workers, True) for workers in (1, 2) for work in ("heads", "grid")
     ]
-    assert [row.what for row in result.memory] == ["corpus", "corpus", "model", "model"]
+    assert [row.what for row in result.memory] == 2 * ["inspect --text"] + 2 * ["inspect"]
     assert min(row.peak for row in result.memory) > 1e7
     assert result.holds
+    assert {row.question for row in result.units} == {row.question for row in result.estimates}
+
+
+def test_estimates_are_units_times_their_cost_continued_where_two_widths_were_measured():
+    rows = {"inspect": 3.0, "inspect --text": 1e-3, "the model itself": 1e-11, "keys": 0.5, "vocab": 1e-12}
+    costs = [UnitCost(name, "unit", 7, seconds) for name, seconds in (rows | {"verify of vocab": 1e-12}).items()]
+    costs += [UnitCost("ranges", "unit", width, width**2 / 1e6) for width in (256, 512)]
+    costs += [UnitCost("ranges --tight 0", "unit", width, 2.0) for width in (256, 512)]
+    found = {row.question: row for row in unit_costs.estimated(tuple(costs))}
+    assert (found["ranges"].power, found["ranges"].seconds) == pytest.approx((2.0, 16384**2 / 1e6))
+    assert found["ranges --tight 0"].hours == pytest.approx(126 * 2.0 / 3600)
+    assert found["keys"].units == pytest.approx(126 * 8 * 1e9 / 1024)
+    assert found["keys"].hours == pytest.approx(found["keys"].core_hours / 512)
+    assert found["the model itself"].units == pytest.approx(405.85e9 * 1e9, rel=1e-3)
+    assert found["inspect --text"].core_hours == pytest.approx(253e9 * 1e-3 / 3600)
+
+
+def test_the_figures_of_scale_are_those_of_the_run():
+    text, run = (DOCS / "scale.md").read_text(encoding="utf-8"), _from_payload(read("scale.json"), {})
+    assert run.holds
+    for shown in tables_of(run, brief=True):
+        for row in [[column.heading for column in shown.columns], *shown.cells]:
+            assert f"| {' | '.join(row)} |" in text
 
 
 def test_vocab_measures_search_and_check():

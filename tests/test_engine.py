@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 import engine_pieces
 import normscope as ns
 from normscope.engine import FailedPiece, failed, open_engine
+from normscope.engine.kept_results import MAGIC, digest, kept_results
 from normscope.engine.shared_values import write_shared
-from normscope.errors import InputError, PieceError
+from normscope.errors import InputError, PieceError, PieceWarning
+from normscope.progress import silent
 
 PIECES = 6
 
@@ -198,3 +200,93 @@ def test_keys_that_fail_are_listed_and_the_rest_stands(monkeypatch):
     assert "failed at sequence 0: ZeroDivisionError: no quotient" in missed.reason
     assert sum(place.keys == 0 for place in found.places) == 1
     assert found.holds
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_kept_results_are_not_computed_again(workers, tmp_path):
+    tries, parts = tmp_path / "tries", tmp_path / "parts"
+    tries.mkdir()
+    for _ in range(2):
+        with open_engine("local", workers) as engine, engine.keeping(parts):
+            found = list(engine.run(engine_pieces.fail, ["bug", "good", "fine"], given=(str(tries),), named=str))
+        assert found == [FailedPiece("bug", "ZeroDivisionError: no quotient"), "good", "fine"]
+    counts = {path.name: len(path.read_text(encoding="utf-8")) for path in tries.iterdir()}
+    assert counts == {"bug": 6, "good": 1, "fine": 1}  # what failed is tried again
+    with open_engine("local", 1) as engine, engine.keeping(parts):
+        list(engine.run(engine_pieces.fail, ["good"], given=(str(tries),), about="other shared values"))
+    assert len((tries / "good").read_text(encoding="utf-8")) == 2
+
+
+@settings(max_examples=20, deadline=None)
+@given(cut=st.integers(1, 400))
+def test_of_a_file_that_was_cut_off_whole_results_are_found(cut, tmp_path_factory):
+    path = tmp_path_factory.mktemp("kept") / "parts"
+    keys = [digest(number) for number in range(4)]
+    with kept_results(path) as kept:
+        for number, key in enumerate(keys):
+            kept.add(key, pickle.dumps(np.full(3, number)))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: max(len(MAGIC), len(whole) - cut)])
+    with kept_results(path) as kept:
+        found = [kept.find(key) for key in keys]
+        assert all(each is None or each[0].tolist() == [number] * 3 for number, each in enumerate(found))
+        kept.add(keys[3], pickle.dumps(np.full(3, 3)))
+        assert kept.find(keys[3])[0].tolist() == [3, 3, 3]
+    if cut <= 100:
+        assert found[0] is not None
+
+
+def test_nothing_but_arrays_and_results_is_made_of_a_kept_file(tmp_path):
+    with kept_results(tmp_path / "parts") as kept:
+        for number, evil in enumerate((os.system, engine_pieces.draw, open_engine, subprocess.Popen)):
+            kept.add(digest(number), pickle.dumps(evil))
+            with pytest.raises(InputError, match="must hold arrays and results of normscope"):
+                kept.find(digest(number))
+    (tmp_path / "other").write_bytes(b"something else")
+    told = pytest.raises(InputError, match="does not hold the pieces of a run: remove it")
+    with told, open_engine() as engine, engine.keeping(tmp_path / "other"):
+        pass
+
+
+@pytest.mark.parametrize("study", ["keys", "ranges"])
+def test_an_interrupted_study_is_resumed_with_the_same_bytes(study, tmp_path, monkeypatch):
+    def ask(progress=silent):
+        given = {"text": "To be, or not to be\n" * 30} if study == "keys" else {"tight": 2}
+        with open_engine("local", 1) as engine:
+            return getattr(ns, study)(ns.demo_model(), **given, engine=engine, parts=parts, progress=progress)
+
+    def interrupting(things, what):
+        for number, thing in enumerate(things):
+            if number == (2 if study == "keys" else len(things) - 2):
+                raise KeyboardInterrupt
+            yield thing
+
+    parts = None
+    whole = ask().to_bytes()
+    parts = tmp_path / "parts"
+    with pytest.raises(KeyboardInterrupt):
+        ask(interrupting)
+    size = parts.stat().st_size
+    assert size > 1000
+    solved = []
+    place = (
+        "normscope.studies.key_verdicts.selectable" if study == "keys" else "normscope.studies.layer_watch.tightened"
+    )
+    original = getattr(sys.modules[place.rpartition(".")[0]], place.rpartition(".")[2])
+    monkeypatch.setattr(place, lambda *given, **options: (solved.append(1), original(*given, **options))[1])
+    assert ask().to_bytes() == whole
+    before = len(solved)
+    assert ask().to_bytes() == whole
+    assert len(solved) == before  # nothing was left to solve
+    parts.unlink()
+    ask()
+    assert len(solved) - before > before  # the first run had solved some
+
+
+def test_a_tight_bound_that_fails_is_named_and_looser_ones_stand(monkeypatch):
+    monkeypatch.setattr("normscope.studies.layer_watch.tightened", engine_pieces.no_bound)
+    with pytest.warns(
+        PieceWarning, match=r"4 of 4 tight bounds failed, the first is output \d+ of .*: OSError: no disk"
+    ):
+        found = ns.ranges(ns.demo_model())
+    assert found.layers == ns.ranges(ns.demo_model(), tight=0).layers

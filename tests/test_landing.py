@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from normscope import Norm
 from normscope.capacity import nonlinearity
 from normscope.studies import affine_fit
-from normscope.studies.landing import KEPT, LandingGatherer
+from normscope.studies.landing import LandingGatherer
+from normscope.studies.sampled_inputs import KEPT
 from strategies import seeds
 
 

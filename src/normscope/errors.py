@@ -27,6 +27,10 @@ class PieceError(NormscopeError):
     """Some of many independent pieces failed; the message names the first, and the others are not affected."""
 
 
+class PieceWarning(UserWarning):
+    """Some of many independent pieces failed; the message names the first, and the result stands without them."""
+
+
 class NotCertifiedError(NormscopeError):
     """A result was computed, but its certificate does not hold; `result` is that result."""
 

@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 import normscope
 from normscope.cli import commands
 from normscope.cli.options import RESEARCH, printable
-from normscope.errors import InputError, NormscopeError
+from normscope.errors import InputError, NormscopeError, PieceWarning
 from normscope.models.transformers_library import NotFollowedWarning, no_network
 
 PANELS = {  # of `normscope --help`, in this order
@@ -152,11 +152,12 @@ def main() -> None:
 @contextmanager
 def _notes_in_one_line() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.simplefilter("always", NotFollowedWarning)
+        for shown in (NotFollowedWarning, PieceWarning):
+            warnings.simplefilter("always", shown)
         show_others = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
-            if issubclass(category, NotFollowedWarning):
+            if issubclass(category, (NotFollowedWarning, PieceWarning)):
                 _tell(f"note: {message}")
             else:
                 show_others(message, category, *place, **options)

@@ -289,6 +289,7 @@ def ranges(
     engine: EngineOption = LOCAL,
     workers: WorkersOption = None,
     scales: bool = False,
+    parts: Path | None = None,
 ) -> Any:
     """How far every tensor of a model can go, over all inputs, from the weights alone: will it overflow?"""
     given = {**run_on(text, inputs, lines, column), "device": device, "dtype": dtype, "progress": progress}
@@ -312,6 +313,7 @@ def ranges(
             channels=[_layer_and_channel(each) for each in channel or ()],
             **given,
             engine=where,
+            parts=parts,
         )
 
 
@@ -380,6 +382,7 @@ def keys(
     engine: EngineOption = LOCAL,
     workers: WorkersOption = None,
     keep: bool = False,
+    parts: Path | None = None,
 ) -> Any:
     """Which keys of a text no query can give the highest score, and how close heads can come to equal attention."""
     if text is None and inputs is None:
@@ -398,6 +401,7 @@ def keys(
             device=device,
             dtype=dtype,
             engine=where,
+            parts=parts,
             progress=progress,
         )
 

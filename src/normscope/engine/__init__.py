@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 from normscope.checks import as_count, quoted
 from normscope.engine.local_processes import LocalProcesses
-from normscope.engine.pieces import PATIENCE, Engine, FailedPiece, failed, is_worker, processors
+from normscope.engine.pieces import PATIENCE, Engine, FailedPiece, failed, is_worker, processors, warn_of
 from normscope.errors import InputError
 
-__all__ = ["ENGINES", "PATIENCE", "Engine", "FailedPiece", "failed", "open_engine", "or_local"]
+__all__ = ["ENGINES", "PATIENCE", "Engine", "FailedPiece", "failed", "open_engine", "or_local", "warn_of"]
 LOCAL, RAY, SLURM = ENGINES = ("local", "ray", "slurm")
 
 

@@ -9,18 +9,21 @@ import pickle
 import sys
 import time
 import traceback
+import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import Any, ClassVar
 
 from normscope.checks import shortened
+from normscope.engine.kept_results import KeptResults, digest, kept_results
 from normscope.engine.shared_values import loaded
-from normscope.errors import InputError, NormscopeError, PieceError
+from normscope.errors import InputError, NormscopeError, PieceError, PieceWarning
 
 TRIES = 3
 PATIENCE = 2.0  # seconds of work for which it is not worth to start processes: that takes about as long
@@ -61,10 +64,18 @@ def failed(pieces: Sequence[FailedPiece], total: int, what: str, then: str = "")
     return error
 
 
+def warn_of(pieces: Sequence[FailedPiece], total: int, what: str, then: str) -> None:
+    """Name the pieces that failed, where the result stands without them."""
+    if pieces:
+        others = [replace(piece, ours=False) for piece in pieces]
+        warnings.warn(str(failed(others, total, what, then)), PieceWarning, stacklevel=2)
+
+
 @dataclass
 class _Task:
     piece: Any
     name: str
+    key: bytes = b""  # of its result, where results are kept
     tries: int = 0
     answer: tuple[Any] | None = None
 
@@ -88,6 +99,7 @@ class Engine(ABC):
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.sent = self.received = 0
+        self._kept: KeptResults | None = None
         self._here = 0.0  # seconds of work in this process
 
     def run(
@@ -96,6 +108,7 @@ class Engine(ABC):
         pieces: Iterable[Any],
         *,
         given: Sequence[Any] = (),
+        about: Any = None,
         named: Callable[[Any], str] = repr,
         patience: float = 0.0,
         tick: Callable[[], None] = lambda: None,
@@ -110,6 +123,8 @@ class Engine(ABC):
             As many as there are; an iterator is read as results are taken, so that memory does not grow.
         given
             Further arguments, the same for all pieces; what `shared` gave is sent once.
+        about
+            What shared values in `given` hold, so that kept results are not taken for those of others.
         named
             The name of a piece in messages.
         patience
@@ -118,21 +133,35 @@ class Engine(ABC):
             Called before each piece in this process, and while waiting, at least twice a second; an error that it
             raises ends the run, and finished results have been yielded.
         """
-        tasks = (_Task(piece, shortened(named(piece))) for piece in pieces)
+        tasks = self._tasks(function, pieces, given if about is None else about, named)
         while self._here < self.seconds_here(patience):
             tick()
             begun = time.monotonic()
             task = next(tasks, None)
             if task is None:
                 return
-            result = _done_here(function, task, tuple(given))
+            self._do_here(function, task, tuple(given))
             self._here += time.monotonic() - begun
-            yield result
+            assert task.answer is not None
+            yield task.answer[0]
         yield from self._results(function, tasks, tuple(given), self._size(pieces), tick)
 
     def seconds_here(self, patience: float) -> float:
         """For how long pieces are done in this process."""
         return 0.0
+
+    @contextmanager
+    def keeping(self, path: Path | None) -> Iterator[None]:
+        """Inside `with`, results are kept in a file, and those that are there are not computed again."""
+        if path is None:
+            yield
+            return
+        with kept_results(path) as kept:
+            self._kept = kept
+            try:
+                yield
+            finally:
+                self._kept = None
 
     @abstractmethod
     def shared(self, value: Any) -> AbstractContextManager[Any]:
@@ -158,6 +187,31 @@ class Engine(ABC):
     def close(self) -> None:
         """End all workers."""
 
+    def _tasks(
+        self, function: Callable[..., Any], pieces: Iterable[Any], about: Any, named: Callable[[Any], str]
+    ) -> Iterator[_Task]:
+        place = b"" if self._kept is None else digest(function, about)
+        for piece in pieces:
+            task = _Task(piece, shortened(named(piece)))
+            if self._kept is not None:
+                task.key = digest(place, piece)
+                task.answer = self._kept.find(task.key)
+            yield task
+
+    def _keep(self, task: _Task, content: bytes = b"") -> None:
+        """Keep what was found for a task, unless it failed."""
+        if self._kept is not None and task.answer is not None and not isinstance(task.answer[0], FailedPiece):
+            self._kept.add(task.key, content or pickle.dumps(task.answer[0], protocol=5))
+
+    def _do_here(self, function: Callable[..., Any], task: _Task, given: tuple[Any, ...]) -> None:
+        if task.answer is not None:
+            return
+        arguments = loaded(given)
+        while task.answer is None:
+            with one_thread():
+                task.judge(_tried(function, task.piece, arguments))
+        self._keep(task)
+
     def _size(self, pieces: Iterable[Any]) -> int:
         """Pieces in a bundle."""
         if self.bundles is None or not isinstance(pieces, Sized):
@@ -180,17 +234,20 @@ class Engine(ABC):
                 while len(waiting) < self.workers * self.ahead:
                     bundle = [again.popleft()] if again else []
                     if not bundle and len(order) < BEFORE_YIELDED * self.workers * size:
-                        bundle = list(islice(tasks, size))
-                        order += bundle
+                        taken = list(islice(tasks, size))
+                        order += taken
+                        bundle = [task for task in taken if task.answer is None]
+                        if taken and not bundle:
+                            continue  # all of them were kept
                     if not bundle:
                         break
                     message = pickle.dumps((function, [task.piece for task in bundle]), protocol=5)
                     self.sent += len(message)
                     waiting[self.start(message, given)] = bundle
-                if not waiting:
-                    return
-                for handle in self.finished(waiting, POLL_SECONDS):
+                for handle in self.finished(waiting, POLL_SECONDS) if waiting else ():
                     again += self._settle(handle, waiting.pop(handle))
+                if not order:
+                    return
                 while order and (answer := order[0].answer) is not None:
                     order.popleft()
                     yield answer[0]
@@ -203,11 +260,12 @@ class Engine(ABC):
         try:
             content = self.outcome(handle)
             self.received += len(content)
-            found = [pickle.loads(each) for each in pickle.loads(content)]
+            contents = pickle.loads(content)
         except LostError as error:
-            found = [_Raised(f"its worker ended without an answer ({error})") for _ in bundle]
-        for task, each in zip(bundle, found, strict=True):
-            task.judge(each)
+            contents = [_pickled(_Raised(f"its worker ended without an answer ({error})")) for _ in bundle]
+        for task, each in zip(bundle, contents, strict=True):
+            task.judge(pickle.loads(each))
+            self._keep(task, each)
         return [task for task in bundle if task.answer is None]
 
 
@@ -218,14 +276,6 @@ class _Raised:
     reason: str
     ours: bool = False
     trace: str = ""
-
-
-def _done_here(function: Callable[..., Any], task: _Task, given: tuple[Any, ...]) -> Any:
-    arguments = loaded(given)
-    while task.answer is None:
-        with one_thread():
-            task.judge(_tried(function, task.piece, arguments))
-    return task.answer[0]
 
 
 def answered(message: bytes, given: Sequence[Any]) -> bytes:

@@ -17,7 +17,7 @@ from normscope.checks import Floats
 from normscope.errors import InputError
 from normscope.geometry import Ellipsoid
 from normscope.results.key_selection import EqualAttention
-from normscope.results.rows import Spread
+from normscope.studies.sampled_inputs import Reservoir
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,40 +100,37 @@ def angles_to(direction: Floats, queries: Floats) -> Floats:
 
 
 class EqualAttentionGatherer:
-    """Add the keys and queries of a head, sequence by sequence, then take the result."""
+    """Add the keys and queries of a head, sequence by sequence, then take the result; memory does not grow."""
 
     def __init__(self, layer: str, head: int) -> None:
         self._layer, self._head = layer, head
         self._equal: EqualQuery | None = None  # of the first sequence
         self._everywhere = True
         self._reasons: dict[str, None] = {}  # in their order, each once
-        self._lengths: list[Floats] = []
-        self._spreads: list[float] = []
-        self._angles: list[Floats] = []
-        self._least_spreads: list[float] = []
-        self._least_angles: list[Floats] = []
+        self._lengths, self._angles, self._least_angles = Reservoir(0), Reservoir(0), Reservoir(0)  # of queries
+        self._spreads, self._least_spreads = Reservoir(0), Reservoir(0)  # of sequences
         self._channels: int | None = None
 
     def add(self, keys: Floats, queries: Floats, equal: EqualQuery | str) -> None:
         """Keys (n, D) and queries (m, D) of one sequence, and its q*, or why there is none."""
         typical = _median(score_spreads(keys, queries))
         self._channels = keys.shape[1]
-        self._lengths.append(np.linalg.norm(queries, axis=1))
+        self._lengths.add(np.linalg.norm(queries, axis=1))
         if isinstance(equal, EqualQuery):
             self._equal = self._equal or equal
             self._everywhere &= equal.everywhere
-            self._angles.append(angles_to(equal.direction, queries if equal.everywhere else queries[-1:]))
-            self._spreads += _relative_spread(keys, equal.direction, typical)
+            self._angles.add(angles_to(equal.direction, queries if equal.everywhere else queries[-1:]))
+            self._spreads.add(_relative_spread(keys, equal.direction, typical))
         reason = equal.reason if isinstance(equal, EqualQuery) else equal
         if reason is not None:
             self._reasons[reason] = None
         least = least_spread_direction(keys)
         if least is not None:
-            self._least_angles.append(angles_to(least, queries))
-            self._least_spreads += _relative_spread(keys, least, typical)
+            self._least_angles.add(angles_to(least, queries))
+            self._least_spreads.add(_relative_spread(keys, least, typical))
 
     def result(self) -> EqualAttention:
-        equal, length = self._equal, _median(np.concatenate(self._lengths))
+        equal, length = self._equal, _median(self._lengths.values)
         reach = None if equal is None or equal.reach is None or not length else equal.reach / length
         return EqualAttention(
             layer=self._layer,
@@ -141,19 +138,19 @@ class EqualAttentionGatherer:
             angle=None if equal is None else equal.angle,
             reachable=None if equal is None or equal.reach is None else equal.reach > 0,
             reach=reach,
-            spread=_median(np.array(self._spreads)),
-            query_angle=_quantiles(self._angles),
+            spread=_median(self._spreads.values),
+            query_angle=self._angles.spread(),
             everywhere=None if equal is None else self._everywhere,
-            least_spread=_median(np.array(self._least_spreads)),
-            least_query_angle=_quantiles(self._least_angles),
+            least_spread=_median(self._least_spreads.values),
+            least_query_angle=self._least_angles.spread(),
             reason="; ".join(self._reasons) or None,
             channels=self._channels,
         )
 
 
-def _relative_spread(keys: Floats, direction: Floats, typical: float | None) -> list[float]:
+def _relative_spread(keys: Floats, direction: Floats, typical: float | None) -> Floats:
     """Over that of a typical query; empty where that is none."""
-    return [float(score_spreads(keys, direction[None])[0]) / typical] if typical else []
+    return score_spreads(keys, direction[None]) / typical if typical else np.zeros(0)
 
 
 def _upright(direction: Floats) -> Floats:
@@ -164,11 +161,3 @@ def _upright(direction: Floats) -> Floats:
 
 def _median(values: Floats) -> float | None:
     return float(np.median(values)) if len(values) else None
-
-
-def _quantiles(parts: list[Floats]) -> Spread | None:
-    values = np.concatenate([np.zeros(0), *parts])
-    if not len(values):
-        return None
-    low, median, high = np.quantile(values, (0.05, 0.5, 0.95))
-    return Spread(float(low), float(median), float(high))

@@ -131,13 +131,13 @@ def _landings(
         }
         tokens, done = TokenPlaces(), 0
         resumed = _resumed(state, gatherers, tokens)
-        for batches_of_round in ranks.rounds(progress(tokens.watch(batches), "running the model")):
+        for batches_of_round in ranks.rounds(progress(batches, "running the model")):
             if done < resumed:
                 done += len(batches_of_round)
                 continue
             for _ in run_in_pieces(model, batches_of_round[ranks.rank : ranks.rank + 1]):
                 pass
-            for source in range(len(batches_of_round)):
+            for source, batch in enumerate(batches_of_round):
                 for number, name in enumerate(norms):
                     here = _inputs_of(inventory[name], captured) if source == ranks.rank else None
                     rows = ranks.hand_over(here, source, number, inventory[name].size)
@@ -145,14 +145,15 @@ def _landings(
                         if rows == DOES_NOT_FIT:
                             gatherers.pop(name, None)  # it does not normalize its input
                     elif rows is not None and name in gatherers:
-                        tokens.compare(name, len(rows), done + source)
+                        before = gatherers[name].inputs
                         _add(gatherers[name], rows, name)
+                        tokens.note(name, batch, len(rows), gatherers[name].largest_number - before)
+                tokens.end(batch)
             done += len(batches_of_round)
             captured.clear()
             if state is not None:
                 state.save_if_due(done, _state(gatherers, tokens))
-    largest = {name: each.largest_number for name, each in gatherers.items() if each.inputs}
-    at = tokens.named({name: number for name, number in largest.items() if tokens.agree(name)}, subject.path)
+    at = tokens.named(subject.path)
     return {name: _with_token(gatherer.result(), at.get(name)) for name, gatherer in gatherers.items()}
 
 
@@ -169,7 +170,7 @@ def _resumed(state: RunState | None, gatherers: dict[str, LandingGatherer], toke
 
 
 def _state(gatherers: dict[str, LandingGatherer], tokens: TokenPlaces) -> dict[str, Any]:
-    return {"gatherers": gatherers, "others": tokens.others}
+    return {"gatherers": gatherers, "tokens": tokens}
 
 
 def _inputs_of(found: FoundNorm, captured: capture) -> Floats | int:

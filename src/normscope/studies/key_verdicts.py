@@ -41,11 +41,11 @@ class Verdict:
 
 
 def verdicts(
-    questions: Sequence[Question], causal: bool, engine: Engine, progress: Progress, what: str
+    questions: Sequence[Question], causal: bool, engine: Engine, progress: Progress
 ) -> list[Verdict | FailedPiece]:
     """Solve all questions, side by side."""
     found = engine.run(verdict, questions, given=(causal,), named=_named, patience=PATIENCE)
-    return list(progress(sized(found, len(questions)), what))
+    return list(progress(sized(found, len(questions)), "keys, sets"))
 
 
 def _named(question: Question) -> str:

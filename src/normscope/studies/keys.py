@@ -13,8 +13,10 @@ each piece is a sequence.
 [1] Brody et al., On the Expressivity Role of LayerNorm in Transformers' Attention, ACL Findings 2023.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -58,6 +60,7 @@ def keys(
     device: str = "cpu",
     dtype: str | None = None,
     engine: Engine | None = None,
+    parts: str | PathLike[str] | None = None,
     progress: Progress = silent,
 ) -> KeySelection:
     """Which keys of a text no query can select, in every layer or head of a model.
@@ -86,8 +89,11 @@ def keys(
     engine
         Where sets of keys are solved: see `normscope.engine`. None: in as many processes as this one has cores, where
         that is worth it.
+    parts
+        A file for the sets of keys that are solved: after an interruption the same call does not solve them again.
+        Remove it when the result is saved.
     progress
-        Called with the sets of keys of each batch and a description; see `normscope.progress`.
+        Called with the batches, or with the sets of keys of a single one, and a description; see `normscope.progress`.
 
     Returns
     -------
@@ -110,10 +116,12 @@ def keys(
     subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
     subject.require_runs("keys")
     study: _Study | None = None
-    with or_local(engine) as where:
-        for number, batch in enumerate(subject.batches(), start=1):
+    batches = subject.batches()
+    one = isinstance(batches, Sized) and len(batches) == 1  # then the bar is that of its sets
+    with or_local(engine) as where, where.keeping(None if parts is None else Path(parts)):
+        for batch in (silent if one else progress)(batches, "keys, batches"):
             study = study or _Study(subject.module, at, queries, rivals, most, keep)
-            study.add(batch, where, progress, f"keys, batch {number}")
+            study.add(batch, where, progress if one else silent)
     assert study is not None
     return study.result(subject)
 
@@ -142,7 +150,7 @@ class _Study:
         self._sequences = 0
         self._holds = True
 
-    def add(self, batch: Mapping[str, Tensor], engine: Engine, progress: Progress, what: str) -> None:
+    def add(self, batch: Mapping[str, Tensor], engine: Engine, progress: Progress) -> None:
         """Run the model on a batch, and solve for the keys of all places."""
         if not self._sequences:
             self._norms = dict(_plain_norms(self._model, batch))
@@ -151,11 +159,11 @@ class _Study:
                 pass
         ask = self._about_heads if self._at == "heads" else self._about_norms
         questions, tallies = list(ask(batch, captured)), list(self._tallies.values())
-        found = verdicts(questions, self._rivals == "causal", engine, progress, what)
+        found = verdicts(questions, self._rivals == "causal", engine, progress)
         for question, verdict in zip(questions, found, strict=True):
             for place in question.places:
                 if isinstance(verdict, FailedPiece):
-                    self._not_covered.setdefault(tallies[place].layer, f"failed at {verdict.name}: {verdict.reason}")
+                    self._not_covered.setdefault(*tallies[place].failed(verdict))
                 else:
                     tallies[place].add(question, verdict)
             if isinstance(verdict, Verdict):
@@ -306,6 +314,11 @@ class _Tally:
             last = position + AFTER if len(self._never) < IN_CONTEXT else position
             around = (question.tokens or [])[first : last + 1]
             self._never.append(_Lost(question.sequence, position, position - first, around))
+
+    def failed(self, piece: FailedPiece) -> tuple[str, str]:
+        """The layer, and what failed in it."""
+        head = "" if self._where["head"] is None else f"head {self._where['head']} "
+        return self.layer, f"{head}failed at {piece.name}: {piece.reason}"
 
     def tokens(self) -> set[int]:
         return {token for lost in self._never for token in lost.around}

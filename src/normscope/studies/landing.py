@@ -12,11 +12,9 @@ from normscope.capacity.second_derivative import admissible_groups, nonlinearity
 from normscope.checks import Floats
 from normscope.norm import Norm
 from normscope.results.inspection import GroupFactor, Landing, LargestInput
-from normscope.results.rows import Spread
 from normscope.studies.affine_fit import AffineFitter
-from normscope.studies.sampled_inputs import InputSample, landed_sample
+from normscope.studies.sampled_inputs import InputSample, Reservoir, landed_sample, spread_of
 
-KEPT = 4096  # values of a figure kept for its quantiles: all of them, or a random sample
 TURN = np.tan(np.radians(10.0))  # of a step, over the length of what is normalized
 LARGEST = np.finfo(float).max  # stands for infinity, which JSON lacks
 
@@ -35,8 +33,8 @@ class LandingGatherer:
         self._along, self._along_squares = 0.0, 0.0
         self._highest = 0.0
         figures = ("nearness", "ones_share", "mean_over_sigma", "rms_angle", "nonlinearity", "step")
-        self._figures = {name: _Reservoir(seed) for name in figures}
-        self._factors = {groups: _Reservoir(seed) for groups in admissible_groups(norm)}
+        self._figures = {name: Reservoir(seed) for name in figures}
+        self._factors = {groups: Reservoir(seed) for groups in admissible_groups(norm)}
         self._sample = InputSample(norm.size, seed)
         self._fitter = AffineFitter(norm.size, norm.groups, full_fit) if norm.scales else None
 
@@ -179,33 +177,3 @@ def _ratio_of_worst(mean: Floats, sigma: Floats) -> Floats:
     risk = np.divide(mean, sigma, out=np.where(mean > 0, LARGEST, 0.0), where=sigma > 0)
     worst: Floats = np.minimum(risk, LARGEST).max(axis=-1)
     return worst
-
-
-class _Reservoir:
-    """A uniform random sample of KEPT of all values seen; all of them as long as they are fewer."""
-
-    def __init__(self, seed: int) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._values = np.empty(KEPT)
-        self._seen = 0
-
-    def add(self, values: Floats) -> None:
-        fits = max(0, min(KEPT - self._seen, len(values)))
-        self._values[self._seen : self._seen + fits] = values[:fits]
-        later = values[fits:]
-        order = self._seen + fits + 1 + np.arange(len(later))  # each takes a random place among all seen so far
-        places = self._rng.integers(0, order)
-        chosen = places < KEPT
-        self._values[places[chosen]] = later[chosen]
-        self._seen += len(values)
-
-    def spread(self) -> Spread | None:
-        if not self._seen:
-            return None
-        return spread_of(self._values[: min(self._seen, KEPT)])
-
-
-def spread_of(values: Floats) -> Spread:
-    """Quantiles of some values, at least one."""
-    low, median, high = np.quantile(values, (0.05, 0.5, 0.95))
-    return Spread(float(low), float(median), float(high))

@@ -7,7 +7,7 @@ witness                   an input of the norm, run through the model's own oper
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +23,7 @@ from normscope.certificates.neuron_certificates import Neurons
 from normscope.certificates.range_certificates import Matrix, RangeCertificate
 from normscope.certificates.range_formulas import direction_of, output_of
 from normscope.checks import Floats, frozen
-from normscope.engine import PATIENCE, Engine, FailedPiece
+from normscope.engine import PATIENCE, Engine, FailedPiece, warn_of
 from normscope.errors import InputError
 from normscope.models.float64_run import run_between, run_call
 from normscope.models.graph import ModelGraph
@@ -52,10 +52,6 @@ def tight_side(row: Floats, neurons: Neurons) -> TightSide:
     found = tightened(neurons, row)
     u, value = witness(neurons, row, found)
     return divided(neurons, row, found, value), u
-
-
-def _named(row: Floats) -> str:
-    return f"an output of {len(row)} neurons"
 
 
 class LayerWatch:
@@ -128,9 +124,13 @@ class LayerWatch:
 
         sides = {(channel, larger(channel)): None for channel in order[:count].tolist()}
         sides |= dict.fromkeys((channel, sign) for channel in named for sign in (1, -1))
-        for (channel, sign), side in zip(sides, self._tight_sides(outputs, neurons, sides), strict=True):
-            if not isinstance(side, FailedPiece):  # else its bound stays as it is, and is tried again if it decides
+        lost: list[FailedPiece] = []
+        for (channel, sign), side in zip(sides, self._tight_sides(label, outputs, neurons, sides), strict=True):
+            if isinstance(side, FailedPiece):
+                lost.append(side)  # its bound stays as it is, and is tried again if it decides
+            else:
                 driven[channel, sign] = self._keep(label, outputs, neurons, channel, sign, side)
+        warn_of(lost, len(sides), "tight bounds", "looser bounds stand in their place")
         # One output that stays beyond the limit decides for the tensor; until then, all that could pass it are tried.
         while self._decides(outputs, driven, channel := _farthest(outputs)):
             sign = larger(channel)
@@ -165,7 +165,7 @@ class LayerWatch:
         return max(-low, high) > self.largest and (channel, 1 if high >= -low else -1) not in driven
 
     def _tight_sides(
-        self, outputs: Outputs, neurons: Neurons, sides: Iterable[tuple[int, int]]
+        self, label: str, outputs: Outputs, neurons: Neurons, sides: Collection[tuple[int, int]]
     ) -> "Iterator[TightSide | FailedPiece]":
         """Bounds of several sides of outputs; the neurons are sent once."""
         rows = (sign * outputs.weights(channel) for channel, sign in sides)
@@ -173,7 +173,10 @@ class LayerWatch:
             yield from (tight_side(row, neurons) for row in rows)
             return
         with self._engine.shared(neurons) as shared:
-            yield from self._engine.run(tight_side, rows, given=(shared,), patience=PATIENCE, named=_named)
+            names = (f"output {channel} of {label}" for channel, _ in sides)
+            yield from self._engine.run(
+                tight_side, rows, given=(shared,), about=neurons, patience=PATIENCE, named=lambda row: next(names)
+            )
 
     def _keep(self, label: str, outputs: Outputs, neurons: Neurons, channel: int, sign: int, side: TightSide) -> Floats:
         """Keep the tight bound of one side of an output with its certificate; return the direction of its witness."""

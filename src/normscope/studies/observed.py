@@ -12,6 +12,7 @@ from torch import Tensor
 from normscope.checks import Floats
 from normscope.models.load import run_in_pieces
 from normscope.models.subject import Subject
+from normscope.progress import Progress, silent
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -34,7 +35,7 @@ class Seen:
     token: "np.ndarray[Any, np.dtype[np.int64]]"  # its place in the text, counted over all batches
 
 
-def observed(subject: Subject, places: Mapping[Key, Observed]) -> dict[Key, Seen]:
+def observed(subject: Subject, places: Mapping[Key, Observed], progress: Progress = silent) -> dict[Key, Seen]:
     """Run the model on its text or inputs, and keep the ranges at these places."""
     found: dict[Key, Seen] = {}
     count = [0]
@@ -61,8 +62,9 @@ def observed(subject: Subject, places: Mapping[Key, Observed]) -> dict[Key, Seen
                 if what.is_input
                 else module.register_forward_hook(hook)
             )
-        batches = list(subject.batches())
-        for batch, _ in zip(batches, run_in_pieces(model, batches), strict=True):
+        for batch in progress(subject.batches(), "running the model"):
+            for _ in run_in_pieces(model, [batch]):
+                pass
             first = next(iter(batch.values()))
             count[0] += first.shape[0] * (first.shape[1] if first.ndim > 1 else 1)
     finally:

@@ -13,6 +13,8 @@ run through the model's own operations in float64.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -21,7 +23,7 @@ from threadpoolctl import threadpool_limits
 from torch.fx import Node
 
 from normscope.checks import Floats, frozen
-from normscope.engine import Engine
+from normscope.engine import Engine, or_local
 from normscope.errors import InputError
 from normscope.models.batches import Inputs
 from normscope.models.graph import LinearReader, ModelGraph
@@ -56,6 +58,7 @@ def ranges(
     device: str = "cpu",
     dtype: str | None = None,
     engine: Engine | None = None,
+    parts: str | PathLike[str] | None = None,
     progress: Progress = silent,
 ) -> LayerRanges:
     """How far every tensor can go, over all inputs, from the weights alone.
@@ -78,6 +81,9 @@ def ranges(
         Device and floating-point type to load a folder in. Bounds are computed in float64.
     engine
         Where tight bounds are computed: see `normscope.engine`. None: in this process.
+    parts
+        A file for tight bounds: after an interruption the same call does not compute them again. Remove it when the
+        result is saved.
     progress
         Called with the nodes of the graph and a description; see `normscope.progress`.
 
@@ -98,8 +104,9 @@ def ranges(
     if tight != "all" and (isinstance(tight, bool) or not isinstance(tight, int) or tight < 0):
         raise InputError(f'tight must be a whole number, 0 or more, or "all", got {tight!r}')
     subject = Subject.of(model, text=text, inputs=inputs, device=device, dtype=dtype)
-    found = RangeSearch(subject, name, largest, math.inf if tight == "all" else int(tight), channels, engine)
-    return found.result(progress)
+    with or_local(engine, workers=1) as where, where.keeping(None if parts is None else Path(parts)):
+        found = RangeSearch(subject, name, largest, math.inf if tight == "all" else int(tight), channels, where)
+        return found.result(progress)
 
 
 def _limit(limit: str | float) -> tuple[str, float]:
@@ -147,7 +154,7 @@ class RangeSearch(LayerWatch):
     def result(self, progress: Progress) -> LayerRanges:
         """All rows, and the verdict on the limit."""
         rows = self.rows(progress)
-        return self.as_result(rows, self.observe(rows) if self.subject.runs else {})
+        return self.as_result(rows, self.observe(rows, progress) if self.subject.runs else {})
 
     def as_result(self, rows: Mapping[Node, TensorRange], seen: Mapping[Node, Seen]) -> LayerRanges:
         """The rows of one walk, with what the text did at them."""
@@ -296,7 +303,7 @@ class RangeSearch(LayerWatch):
 
     # ---- what the text does ----------------------------------------------------------------------------------
 
-    def observe(self, rows: Mapping[Node, TensorRange]) -> dict[Node, Seen]:
+    def observe(self, rows: Mapping[Node, TensorRange], progress: Progress = silent) -> dict[Node, Seen]:
         """What happens at rows that are the output of a module, or the input of a norm, while the model runs."""
         places: dict[Node, Observed] = {}
         for node, row in rows.items():
@@ -304,7 +311,7 @@ class RangeSearch(LayerWatch):
                 places[node] = Observed(row.layer, is_input=True, axis=self.norms[row.layer].axis)
             elif (module := self._returned_by(node)) is not None:
                 places[node] = Observed(module, is_input=False)
-        return observed(self.subject, places)
+        return observed(self.subject, places, progress)
 
     # ---- who reads a channel ---------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.models.cache_watch import cache_watch
-from normscope.models.load import run_in_pieces
+from normscope.models.load import TextBatches, run_in_pieces
 from normscope.models.subject import Subject
 from normscope.progress import Progress, silent
 from normscope.results.static_scales import E4M3, INT8, scale_of
@@ -71,7 +71,8 @@ TYPES: dict[str, tuple[float, Callable[[Tensor, float], Tensor]]] = {
 def rounding_cost(subject: Subject, amax: Mapping[Seat, float], progress: Progress = silent) -> dict[Seat, Cost]:
     """Run the model on its text or inputs, and round what is seen at these seats, whose certified maxima are given."""
     found: dict[Seat, Cost] = {}
-    batches = list(subject.batches())  # tokens, not what the model computes from them
+    given = subject.batches()
+    batches = given if isinstance(given, TextBatches) else list(given)  # a text is read anew each time
 
     def largest(seat: Seat, value: Tensor) -> None:
         cost = found.setdefault(seat, Cost())
@@ -97,7 +98,7 @@ def rounding_cost(subject: Subject, amax: Mapping[Seat, float], progress: Progre
 class _Runs:
     """A run of the model on every batch; knows how many, for progress bars."""
 
-    def __init__(self, model: nn.Module, batches: list[Any]) -> None:
+    def __init__(self, model: nn.Module, batches: TextBatches | list[Any]) -> None:
         self._model, self._batches = model, batches
 
     def __len__(self) -> int:

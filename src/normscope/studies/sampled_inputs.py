@@ -1,4 +1,4 @@
-"""A sample of the inputs of a norm, and what pictures need of it: shares of axes, distances, coordinates in planes.
+"""Samples of values and of the inputs of a norm, and what pictures need of these: shares of axes, distances, planes.
 
     y − b = Σᵢ lengthᵢ·uᵢ·axisᵢ,   Σ uᵢ² = 1 on the surface
 
@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from normscope.checks import Floats
 from normscope.norm import Norm
 from normscope.results.inspection import LandedSample
+from normscope.results.rows import Spread
 
+KEPT = 4096  # values of a figure kept for its quantiles: all of them, or a random sample
 SAMPLED = 200  # inputs, beside the first and the one with the largest entry
 MOST_AXES = 2048  # of a norm that projects; of a wider one no shares are taken, as its axes would fill the memory
 
@@ -46,8 +48,9 @@ class InputSample:
 
     @property
     def largest(self) -> tuple[float, int, int]:
-        """The largest entry of any input, with its sign; its channel; the number of the input."""
-        assert self._highest is not None
+        """The largest entry of any input, with its sign; its channel; the number of the input, -1 if there is none."""
+        if self._highest is None:
+            return 0.0, 0, -1
         _, channel, number, row = self._highest
         return float(row[channel]), channel, number
 
@@ -123,3 +126,35 @@ def _plane_axes(order: Floats) -> NDArray[np.int64] | None:
     others = order[2].copy()
     others[usual] = -1.0
     return np.array([0, 1, count - 2, count - 1, usual, int(others.argmax())])
+
+
+class Reservoir:
+    """A uniform random sample of KEPT of all values seen; all of them as long as they are fewer."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._values = np.empty(KEPT)
+        self._seen = 0
+
+    def add(self, values: Floats) -> None:
+        fits = max(0, min(KEPT - self._seen, len(values)))
+        self._values[self._seen : self._seen + fits] = values[:fits]
+        later = values[fits:]
+        order = self._seen + fits + 1 + np.arange(len(later))  # each takes a random place among all seen so far
+        places = self._rng.integers(0, order)
+        chosen = places < KEPT
+        self._values[places[chosen]] = later[chosen]
+        self._seen += len(values)
+
+    @property
+    def values(self) -> Floats:
+        return self._values[: min(self._seen, KEPT)]
+
+    def spread(self) -> Spread | None:
+        return spread_of(self.values) if self._seen else None
+
+
+def spread_of(values: Floats) -> Spread:
+    """Quantiles of some values, at least one."""
+    low, median, high = np.quantile(values, (0.05, 0.5, 0.95))
+    return Spread(float(low), float(median), float(high))

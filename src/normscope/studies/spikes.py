@@ -8,7 +8,7 @@ write to a channel follows from its weights (`ranges`), with an input of the nor
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -61,7 +61,7 @@ def spikes(
     search = RangeSearch(subject, "float32", math.inf, EACH)
     found = search.rows(progress)
     writers = {node: found[node] for node in _writers(search, found)}
-    return spikes_among(search, found, search.observe(writers) if subject.runs else {})
+    return spikes_among(search, found, search.observe(writers, progress) if subject.runs else {})
 
 
 def spikes_among(search: RangeSearch, found: Mapping[Node, TensorRange], seen: Mapping[Node, Seen]) -> SpikeList:
@@ -70,7 +70,6 @@ def spikes_among(search: RangeSearch, found: Mapping[Node, TensorRange], seen: M
     writers = {node: found[node] for node in _writers(search, found) if found[node].lows is not None}
     # A module may return its channels at another axis: then what it returned does not say what was written to which.
     seen = {node: each for node, each in seen.items() if node in writers and len(each.low) == writers[node].channels}
-    tokens = _tokens(subject) if subject.runs else []
     ranked: list[tuple[float, Node, int]] = []
     for node, row in writers.items():
         assert row.lows is not None
@@ -80,13 +79,15 @@ def spikes_among(search: RangeSearch, found: Mapping[Node, TensorRange], seen: M
         top = np.argsort(-peaks, kind="stable")[:EACH]
         ranked += [(_times(float(peaks[at]), median), node, int(at)) for at in top if peaks[at]]
     ranked.sort(key=lambda each: -each[0])
+    places = [int(seen[node].token[channel]) for _, node, channel in ranked[:KEPT] if node in seen]
+    tokens = _tokens(subject, places)
     rows = []
     for times, node, channel in ranked[:KEPT]:
         spike = _spike(search, node, writers[node], channel, times)
         if node in seen:
             largest = seen[node].high[channel] if spike.bound > 0 else seen[node].low[channel]
             at = int(seen[node].token[channel])
-            token = f"{tokens[at]!r} ({at})" if at < len(tokens) else str(at)
+            token = f"{tokens[at]!r} ({at})" if at in tokens else str(at)
             spike = replace(spike, observed=float(largest), used=float(max(0.0, largest / spike.bound)), token=token)
         rows.append(spike)
     return SpikeList(
@@ -177,13 +178,14 @@ def _after(order: list[str], layer: int | None) -> list[str]:
     return [name for name, number in found if number is None or int(number[1]) > layer]
 
 
-def _tokens(subject: Subject) -> list[str]:
-    """The tokens of the text, one after the other."""
-    decode = subject.decoder
-    made: list[str] = []
-    for batch in subject.batches():
+def _tokens(subject: Subject, places: Collection[int]) -> dict[int, str]:
+    """The tokens at some places of the text, counted over all batches."""
+    decode, before = subject.decoder, 0
+    made: dict[int, str] = {}
+    for batch in subject.batches() if places and decode is not None else ():
         ids = batch.get("input_ids")
-        if ids is None or decode is None:
-            return []
-        made += [decode(int(each)) for each in ids.reshape(-1)]
+        if ids is None or decode is None or before > max(places):
+            break
+        made |= {at: decode(int(ids.reshape(-1)[at - before])) for at in places if 0 <= at - before < ids.numel()}
+        before += ids.numel()
     return made

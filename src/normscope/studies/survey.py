@@ -209,7 +209,7 @@ class _Run:
             search, rows = self._rows(TIGHTENED if self._seconds is None else 0)
             if self._seconds is not None and self._left() > MUCH_TIME * (time.monotonic() - begun):
                 search, rows = self._rows(TIGHTENED)
-            self._walk = search, rows, search.observe(rows) if self._subject.runs else {}
+            self._walk = search, rows, search.observe(rows, self._watched) if self._subject.runs else {}
         return self._walk
 
     def _rows(self, tight: int) -> tuple[RangeSearch, Any]:

@@ -26,7 +26,7 @@ from normscope.certificates.token_certificates import NEVER, OPEN, POWERS, TIED,
 from normscope.certificates.token_scores import MANY, OwnDirectionCheck
 from normscope.certificates.token_table import Outputs, Table
 from normscope.checks import Floats
-from normscope.engine import PATIENCE, Engine, FailedPiece, failed, or_local
+from normscope.engine import PATIENCE, Engine, FailedPiece, failed, or_local, warn_of
 from normscope.progress import Progress, silent, sized
 from normscope.separation.duplicates import set_duplicates_apart
 from normscope.vocabulary.clock import Clock, TimeIsUp, WatchedRows
@@ -103,7 +103,8 @@ class _Search:
                 ask(reachable, findings.reachable, rivals)
 
     def _asked(self, solver: _Solver, blocks: Sequence[Any], what: str) -> Iterator[tuple[Any, Any]]:
-        """Every block with what the solver found, in order; the solver is shared with workers once."""
+        """Blocks with what the solver found, in order; it is shared with workers once. Those that fail stay open."""
+        lost: list[FailedPiece] = []
         # With a limit every block is sent by itself: a bundle that is not finished would be lost.
         pieces = blocks if self.clock.deadline is None else iter(blocks)
         with self.engine.shared(solver) as shared:
@@ -112,9 +113,13 @@ class _Search:
             )
             with closing(results):  # type: ignore[type-var]
                 for block, found in zip(blocks, self.progress(sized(results, len(blocks)), what), strict=True):
-                    if isinstance(found, FailedPiece):
-                        raise failed([found], len(blocks), "blocks of tokens", "what was found before is kept with -o")
-                    yield block, found
+                    if not isinstance(found, FailedPiece):
+                        yield block, found
+                        continue
+                    lost.append(found)
+                    if found.ours:
+                        raise failed(lost, len(blocks), "blocks of tokens")
+        warn_of(lost, len(blocks), "blocks of tokens", "their tokens stay open")
 
     def _own_directions(self, view: View, answers: Answers, rivals: Ints) -> None:
         """Ask the own direction of every open token in the coordinates of each power; remember who was in the way."""

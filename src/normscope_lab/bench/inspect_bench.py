@@ -8,7 +8,9 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,21 +18,56 @@ from normscope_lab.bench.new_processes import IMPORTS, TORCH, run_code, run_comm
 from normscope_lab.bench.timing import this_machine
 from normscope_lab.results.inspect_speed import InspectRun, InspectSpeed
 
-LAYERS, HIDDEN, INTERMEDIATE, HEADS, KEY_HEADS, VOCABULARY, SHARDS = 80, 8192, 28672, 64, 8, 128256, 30
+SHARDS = 30
 BYTES = 2  # of a bfloat16
-CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": HIDDEN,
-    "intermediate_size": INTERMEDIATE,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KEY_HEADS,
-    "vocab_size": VOCABULARY,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "bfloat16",
-    "tie_word_embeddings": False,
-}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    key_heads: int
+    vocabulary: int
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.key_heads,
+            "vocab_size": self.vocabulary,
+            "rms_norm_eps": 1e-5,
+            "torch_dtype": "bfloat16",
+            "tie_word_embeddings": False,
+        }
+
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The names and shapes of its tensors."""
+        head = self.hidden // self.heads
+        yield "model.embed_tokens.weight", (self.vocabulary, self.hidden)
+        for layer in range(self.layers):
+            block, keys = f"model.layers.{layer}", self.key_heads * head
+            yield f"{block}.input_layernorm.weight", (self.hidden,)
+            for name, rows in (("q", self.hidden), ("k", keys), ("v", keys), ("o", self.hidden)):
+                yield f"{block}.self_attn.{name}_proj.weight", (rows, self.hidden)
+            yield f"{block}.post_attention_layernorm.weight", (self.hidden,)
+            yield f"{block}.mlp.gate_proj.weight", (self.intermediate, self.hidden)
+            yield f"{block}.mlp.up_proj.weight", (self.intermediate, self.hidden)
+            yield f"{block}.mlp.down_proj.weight", (self.hidden, self.intermediate)
+        yield "model.norm.weight", (self.hidden,)
+        yield "lm_head.weight", (self.vocabulary, self.hidden)
+
+
+LLAMA_70B = Shape(80, 8192, 28672, 64, 8, 128256)
+LLAMA_405B = Shape(126, 16384, 53248, 128, 8, 128256)
 
 
 def run() -> InspectSpeed:
@@ -39,7 +76,7 @@ def run() -> InspectSpeed:
         make_checkpoint(Path(folder))
         ended = run_command("inspect", folder, "--json")
     result = json.loads(ended.output)
-    kind = str(CONFIG["model_type"]), "LlamaForCausalLM"
+    kind = "llama", "LlamaForCausalLM"
     found = InspectRun(
         parameters=result["parameters"],
         norms=len(result["norms"]),
@@ -52,9 +89,9 @@ def run() -> InspectSpeed:
     return InspectSpeed(this_machine(), (found,))
 
 
-def make_checkpoint(folder: Path) -> None:
+def make_checkpoint(folder: Path, shape: Shape = LLAMA_70B) -> None:
     """Write the config, the shards and their index."""
-    tensors = list(_tensors())
+    tensors = list(shape.tensors())
     per_shard = -(-len(tensors) // SHARDS)
     names = {}
     for number in range(SHARDS):
@@ -62,24 +99,8 @@ def make_checkpoint(folder: Path) -> None:
         part = tensors[number * per_shard : (number + 1) * per_shard]
         _write_shard(folder / file, part)
         names.update({name: file for name, _ in part})
-    (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(shape.config), encoding="utf-8")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}), encoding="utf-8")
-
-
-def _tensors() -> Iterator[tuple[str, tuple[int, ...]]]:
-    head = HIDDEN // HEADS
-    yield "model.embed_tokens.weight", (VOCABULARY, HIDDEN)
-    for layer in range(LAYERS):
-        block = f"model.layers.{layer}"
-        yield f"{block}.input_layernorm.weight", (HIDDEN,)
-        for name, rows in (("q", HIDDEN), ("k", KEY_HEADS * head), ("v", KEY_HEADS * head), ("o", HIDDEN)):
-            yield f"{block}.self_attn.{name}_proj.weight", (rows, HIDDEN)
-        yield f"{block}.post_attention_layernorm.weight", (HIDDEN,)
-        yield f"{block}.mlp.gate_proj.weight", (INTERMEDIATE, HIDDEN)
-        yield f"{block}.mlp.up_proj.weight", (INTERMEDIATE, HIDDEN)
-        yield f"{block}.mlp.down_proj.weight", (HIDDEN, INTERMEDIATE)
-    yield "model.norm.weight", (HIDDEN,)
-    yield "lm_head.weight", (VOCABULARY, HIDDEN)
 
 
 def _write_shard(path: Path, tensors: list[tuple[str, tuple[int, ...]]]) -> None:

@@ -5,11 +5,15 @@ every key that reflections leave open. Of those programs a random few are timed,
 reflections are timed on all keys of a set. Each result says on how many keys it was timed.
 """
 
+import cProfile
+import pstats
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 
 import numpy as np
 
@@ -21,10 +25,17 @@ from normscope_lab.bench.key_sets import KINDS, Keys
 from normscope_lab.bench.published_procedure import LARGEST
 from normscope_lab.bench.requirements import require_solvers
 from normscope_lab.bench.timing import cpu_seconds, one_thread, this_machine
-from normscope_lab.results.keys_speed import Alternative, KeysSpeed, KeysTiming
+from normscope_lab.results.keys_speed import Alternative, KeysSpeed, KeysTiming, ProfilePart
 
 SEED = 0
 CALLS = 3  # of ours per round
+PROFILED = 40  # calls
+PARTS = {  # none calls another
+    "margins, in the solver and in the checker": ("key_margins", "margins"),
+    "nearest points of keys that do not win along themselves": ("nearest_point", "nearest_points_of_sets"),
+    "own directions": ("own_directions", "own_directions"),
+    "weights of keys inside": ("passes", "_weights"),
+}
 GRID_STEP = 4  # one cell of four is given to the other two as well
 HEADS, GRID = "heads", "grid"
 
@@ -38,6 +49,7 @@ class Plan:
     grid: tuple[range, range, int]  # keys, channels, runs per cell
     programs: int  # timed per set of up to 1024 keys, fewer of larger sets
     rounds: int  # in which the three take turns
+    profiled: tuple[int, int]  # keys, channels
 
 
 FULL = Plan(
@@ -52,6 +64,7 @@ FULL = Plan(
     grid=(range(3, 61), range(3, 16), 100),
     programs=64,
     rounds=4,
+    profiled=(1024, 16),
 )
 QUICK = Plan(
     sets=(("Gaussian", 64, 3), ("anisotropic", 64, 8), ("heavy-tailed", 64, 8), ("anisotropic", 128, 8)),
@@ -59,6 +72,7 @@ QUICK = Plan(
     grid=(range(3, 5), range(3, 6), 4),
     programs=4,
     rounds=2,
+    profiled=(64, 3),
 )
 
 
@@ -69,7 +83,25 @@ def run(plan: Plan = FULL, progress: Progress = silent) -> KeysSpeed:
         _time_set("Gaussian", 16, 2, QUICK)  # every library is loaded before the clock starts
         timings = [_time_set(kind, count, width, plan) for kind, count, width in progress(plan.sets, "bench keys")]
         timings += [_time_heads(plan, timings), _time_grid(plan)]
-    return KeysSpeed(this_machine(), version("scipy"), version("gurobipy"), tuple(timings))
+        profile = tuple(_profile(*plan.profiled))
+    return KeysSpeed(this_machine(), version("scipy"), version("gurobipy"), tuple(timings), profile)
+
+
+def _profile(count: int, channels: int) -> list[ProfilePart]:
+    """The parts of a call, with all that they call, by CPU time."""
+    keys = KINDS["Gaussian"](count, channels, np.random.default_rng([SEED, count, channels]))
+    profiler = cProfile.Profile(time.process_time)
+    for _ in range(PROFILED):
+        profiler.runcall(lambda: selectable(keys).holds)
+    functions = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
+    total = sum(own for _, _, own, _, _ in functions.values()) / PROFILED
+    spent = dict.fromkeys(PARTS, 0.0)
+    for (file, _, name), (_, _, _, whole, _) in functions.items():
+        for part, (place, function) in PARTS.items():
+            if (Path(file).stem, name) == (place, function):
+                spent[part] += whole / PROFILED
+    spent["everything else, and the profiler"] = total - sum(spent.values())
+    return [ProfilePart(part, seconds, seconds / total) for part, seconds in spent.items()]
 
 
 @contextmanager

@@ -58,6 +58,17 @@ class Ended:
         return float(self.errors.rpartition("torch.export ")[2])
 
 
+def peak_bytes() -> int:
+    """The most memory that this process held; where Linux tells it, without what its parent held before it began."""
+    try:
+        with open("/proc/self/status", encoding="utf-8") as status:
+            return 1024 * int(next(line.split()[1] for line in status if line.startswith("VmHWM")))
+    except OSError:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def run_command(*arguments: str) -> Ended:
     """Run a command of normscope."""
     return run_code(sys.executable, COMMAND, *arguments)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +78,11 @@ class _Measured(RangeSearch):
         self.ratios: dict[str, list[tuple[float, float, float]]] = {}
 
     def _tight_sides(
-        self, outputs: Outputs, neurons: Neurons, sides: Iterable[tuple[int, int]]
+        self, label: str, outputs: Outputs, neurons: Neurons, sides: Collection[tuple[int, int]]
     ) -> Iterator[TightSide | FailedPiece]:
         for each in sides:
             start = time.process_time()
-            [side] = super()._tight_sides(outputs, neurons, [each])
+            [side] = super()._tight_sides(label, outputs, neurons, [each])
             self._spent = time.process_time() - start
             yield side
 

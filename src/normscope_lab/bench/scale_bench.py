@@ -20,29 +20,37 @@ from typing import Any
 
 import numpy as np
 
+from normscope.data import sample_text
 from normscope.engine import ENGINES, Engine, FailedPiece, failed, open_engine
 from normscope.progress import Progress, silent
 from normscope.separation.selectable import selectable
 from normscope.studies.key_verdicts import Question, Verdict, verdict
+from normscope_lab.bench import unit_costs
 from normscope_lab.bench.key_sets import KINDS
 from normscope_lab.bench.timing import this_machine
 from normscope_lab.results.scale_speed import EngineRun, MemoryUse, PieceCost, ScaleSpeed
 
 LIBRARIES = {"ray": "ray", "slurm": "submitit"}
-BATCHES = """
-import resource, sys
+TEXT = """
+import sys
 from pathlib import Path
 import normscope as ns
-from normscope.models.subject import Subject
-for batch in Subject(ns.demo_model(), text=Path(sys.argv[1])).batches():
-    pass
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+from normscope.engine import open_engine
+text = Path(sys.argv[1])
+if sys.argv[2] == "keys":
+    with open_engine(workers=1) as engine:
+        ns.keys(ns.demo_model(), text=text, keep=False, engine=engine)
+else:
+    ns.inspect(ns.demo_model(), text=text)
+from normscope_lab.bench.new_processes import peak_bytes
+print(peak_bytes())
 """
 INSPECT = """
-import resource, sys
+import sys
 from normscope.studies.inspect import inspect
 inspect(sys.argv[1])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+from normscope_lab.bench.new_processes import peak_bytes
+print(peak_bytes())
 """
 
 
@@ -53,12 +61,27 @@ class Plan:
     heads: tuple[int, int, int]  # how many, keys, channels
     grid: tuple[range, range, int]  # keys, channels, runs per cell
     empty: int  # pieces that do nothing
-    corpus: tuple[int, ...]  # characters
+    corpus: dict[str, tuple[int, ...]]  # characters
     model: tuple[int, ...]  # rows of a matrix with 1024 columns beside one norm
+    units: unit_costs.Sizes
 
 
-FULL = Plan((144, 1024, 64), (range(3, 61), range(3, 16), 100), 500, (10**6, 4 * 10**6), (2**13, 2**17, 2**19))
-QUICK = Plan((4, 64, 8), (range(3, 5), range(3, 5), 4), 10, (10**4, 2 * 10**4), (16, 32))
+FULL = Plan(
+    heads=(144, 1024, 64),
+    grid=(range(3, 61), range(3, 16), 100),
+    empty=500,
+    corpus={"inspect --text": (10**5, 10**6), "keys --text": (10**4, 10**5)},
+    model=(2**13, 2**17, 2**19),
+    units=unit_costs.FULL,
+)
+QUICK = Plan(
+    heads=(4, 64, 8),
+    grid=(range(3, 5), range(3, 5), 4),
+    empty=10,
+    corpus={"inspect --text": (2 * 10**3, 4 * 10**3)},
+    model=(16, 32),
+    units=unit_costs.QUICK,
+)
 
 
 def run(plan: Plan = FULL, engines: Sequence[str] | None = None, progress: Progress = silent) -> ScaleSpeed:
@@ -78,7 +101,9 @@ def run(plan: Plan = FULL, engines: Sequence[str] | None = None, progress: Progr
                 done = _timed(engine, work, function, pieces, wanted)
                 one = next((run.seconds for run in runs if (run.engine, run.work) == (name, work)), done[0])
                 runs.append(EngineRun(name, work, workers, len(pieces), done[0], one / done[0], *done[1:]))
-    return ScaleSpeed(this_machine(), load, tuple(runs), tuple(costs), tuple(_memory(plan)))
+    units = unit_costs.measured(plan.units, progress)
+    estimates = unit_costs.estimated(units)
+    return ScaleSpeed(this_machine(), load, tuple(runs), tuple(costs), tuple(_memory(plan)), units, estimates)
 
 
 def _heads(plan: Plan) -> tuple[Callable[..., Any], list[Question]]:
@@ -137,15 +162,15 @@ def _empty(engine: Engine, start: float, pieces: int) -> PieceCost:
 def _memory(plan: Plan) -> list[MemoryUse]:
     found = []
     with TemporaryDirectory() as folder:
-        for characters in plan.corpus:
+        row = json.dumps({"text": sample_text()[:960]}) + "\n"
+        for asked, characters in [(asked, each) for asked, lengths in plan.corpus.items() for each in lengths]:
             path = Path(folder) / f"{characters}.jsonl"
-            row = json.dumps({"text": "words of a text " * 60}) + "\n"
             path.write_text(row * (characters // len(row)), encoding="utf-8")
-            found.append(MemoryUse("corpus", path.stat().st_size, _peak(BATCHES, path)))
+            found.append(MemoryUse(asked, path.stat().st_size, _peak(TEXT, path, asked.split()[0])))
         for rows in plan.model:
             path = Path(folder) / f"{rows}.safetensors"
             _write_model(path, rows)
-            found.append(MemoryUse("model", path.stat().st_size, _peak(INSPECT, path)))
+            found.append(MemoryUse("inspect", path.stat().st_size, _peak(INSPECT, path)))
     return found
 
 
@@ -165,10 +190,13 @@ def _write_model(path: Path, rows: int) -> None:
         file.truncate(8 + len(text) + at)
 
 
-def _peak(program: str, path: Path) -> int:
+def _peak(program: str, path: Path, *more: str) -> int:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-P", "-c", program, str(path)], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-c", program, str(path), *more],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    unit = 1 if sys.platform == "darwin" else 1024
-    return int(done.stdout.split()[-1]) * unit
+    return int(done.stdout.split()[-1])

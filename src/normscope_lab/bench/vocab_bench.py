@@ -52,7 +52,7 @@ def measure(tokens: int, channels: int) -> None:
 
     def watch(things: Iterable[Any], what: str) -> Iterator[Any]:
         yield from things
-        if what.startswith("own directions"):
+        if "own directions" in what:
             peaks.append(_peak_megabytes())
 
     with open_engine(workers=1) as engine:

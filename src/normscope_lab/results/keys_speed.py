@@ -55,6 +55,15 @@ class KeysTiming:
         return self.keys - self.selectable
 
 
+@dataclass(frozen=True)
+class ProfilePart:
+    """A part of the solver in the profile of one set."""
+
+    part: Annotated[str, Column("part", "What is computed.")]
+    seconds: Annotated[float, Column("CPU time", "Of one call, with the profiler.", duration)]
+    share: Annotated[float, Column("share", "Of the whole call.", ".0%")]
+
+
 @dataclass(frozen=True, repr=False)
 class KeysSpeed(
     Result,
@@ -71,6 +80,7 @@ class KeysSpeed(
         tuple[KeysTiming, ...],
         Table("Which keys are selectable: CPU time, one thread (others: time, ratio, programs timed/needed)"),
     ]
+    profile: Annotated[tuple[ProfilePart, ...], Table("Where the time goes: Gaussian keys, 16 channels")] = ()
 
     @property
     def holds(self) -> bool:

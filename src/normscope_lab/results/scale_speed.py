@@ -41,9 +41,39 @@ class PieceCost:
 class MemoryUse:
     """Peak memory of a new process."""
 
-    what: Annotated[str, Column("what", "corpus: all batches of a file of texts; model: inspect of a checkpoint.")]
+    what: Annotated[str, Column("what", "inspect or keys of a text; inspect of a checkpoint.")]
     size: Annotated[int, Column("size", "Bytes of the file.", _megabytes)]
     peak: Annotated[int, Column("peak memory", "Largest resident size of the process.", _megabytes)]
+
+
+def _shortly(number: float) -> str:
+    return f"{number:,.0f}" if 100 <= number < 1e6 else f"{number:.2g}"
+
+
+@dataclass(frozen=True)
+class UnitCost:
+    """One unit of work on one core."""
+
+    question: Annotated[str, Column("question", "The command, or what runs in it.")]
+    unit: Annotated[str, Column("unit", "What is counted.")]
+    width: Annotated[int, Column("channels", "Of the norm, the head, the layer or the matrix that was measured.", ",")]
+    seconds: Annotated[float, Column("CPU time", "Of one unit, on one thread.", "{:.3g} s".format)]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A model of 405B with a corpus, computed from the costs of units."""
+
+    question: Annotated[str, Column("question", "The command, or what runs in it.")]
+    units: Annotated[float, Column("units", "How many the model with the corpus has.", _shortly)]
+    seconds: Annotated[float, Column("CPU time each", "As measured, or continued to its width.", "{:.3g} s".format)]
+    power: Annotated[
+        float | None,
+        Column("power", "Of the width, by which the time is continued; none where its width was measured.", ".2f"),
+    ]
+    core_hours: Annotated[float, Column("core hours", "All units.", _shortly)]
+    at_once: Annotated[int, Column("at once", "Cores that can work on it at the same time.", ",")]
+    hours: Annotated[float, Column("hours", "Core hours over these.", _shortly)]
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,6 +85,8 @@ class ScaleSpeed(Result, kind="scale_speed"):
     runs: Annotated[tuple[EngineRun, ...], Table("Engines; load of the machine before: {0.load:.1f}")]
     costs: Annotated[tuple[PieceCost, ...], Table("Pieces that do nothing")]
     memory: Annotated[tuple[MemoryUse, ...], Table("Peak memory of a new process")]
+    units: Annotated[tuple[UnitCost, ...], Table("Costs of units, on one core")]
+    estimates: Annotated[tuple[Estimate, ...], Table("Llama 3.1 405B with 10⁹ tokens on 8 nodes of 64 cores, computed")]
 
     @property
     def holds(self) -> bool:
