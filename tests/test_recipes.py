@@ -252,8 +252,10 @@ def test_a_llama_can_be_smoothed_and_rotated_and_a_reader_left_out_shows(llama, 
     assert found.holds
     assert [each.source for each in found.mappings if each.modifier == "SpinQuantModifier"][-1] == "R1"
     assert [(each.source, each.modifier) for each in found.left_out] == [
-        (f"model.layers.{number}.self_attn.v_proj", "AWQModifier") for number in range(2)  # grouped queries
-    ]  # fmt: skip
+        *((f"model.layers.{number}.self_attn.v_proj", "AWQModifier") for number in range(2)),  # grouped queries
+        ("model.norm", "AWQModifier"),  # before the head
+    ]
+    assert "lm_head" not in str(yaml.safe_load(found.recipe)["awq_stage"])
     content = yaml.safe_load(found.recipe)
     settings = content["spinquant_stage"]["spinquant_modifiers"]["SpinQuantModifier"]
     settings["mappings"]["embedding"] = "re:.*embed_tokens$"
@@ -320,11 +322,11 @@ def test_the_page_is_what_the_tool_writes_from_the_results(tool, kept):
     assert f"{tool.RUN[0]}\n{tool.run_table(kept)}\n{tool.RUN[1]}" in page
 
 
-def test_what_was_predicted_happened_there(kept):
+def test_what_was_predicted_happened_there(tool, kept):
     """Verdicts on their mappings against what llm-compressor did; its models run partly in float32."""
     assert len(kept["models"]) >= 8
     for model in kept["models"]:
-        for kind, modifier in (("smoothquant", "SmoothQuantModifier"), ("spinquant", "SpinQuantModifier")):
+        for kind, modifier in tool.KINDS.items():
             verdicts = {row["verdict"] for row in model["checked"] if row["modifier"] == modifier}
             run = model["run"]["theirs"][kind]
             assert ("error" in run) == ("can't be applied" in verdicts)
@@ -334,4 +336,5 @@ def test_what_was_predicted_happened_there(kept):
         for run in model["run"]["ours"].values():
             assert run["change"] < 1e-5
             assert run["tensors_changed"] > 0
-        assert ("spinquant" in model["run"]["ours"]) == bool(model["ours"]["SpinQuantModifier"])
+        for kind, modifier in tool.KINDS.items():
+            assert (kind in model["run"]["ours"]) == bool(model["ours"][modifier])

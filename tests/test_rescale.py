@@ -106,6 +106,58 @@ def test_a_product_of_neurons_that_would_overflow_is_scaled_between_up_and_down(
     assert logits(folding.module.half(), folding).isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gate_times_up_alone_overflows_and_the_power_goes_into_up_and_down(dtype):
+    model = with_huge_writers("llama", ("gate_proj", "up_proj"), 2.0**10)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight *= 2.0**-20
+    model = model.to(getattr(torch, dtype))
+    folding = fold(model, rescale="float16")
+    (product,) = (verdict for verdict in folding.streams if verdict.what == RESCALED)
+    assert folding.certificate.rewrite_difference == 0.0
+    assert {name.split(".")[-2] for name in folding.changed} == {"up_proj", "down_proj"}
+    watched, halved = {}, copy.deepcopy(model).half()
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        layer = halved.model.layers[0].mlp.get_submodule(name)
+        layer.register_forward_hook(lambda _, args, out, name=name: watched.update({name: (args[0], out)}))
+    logits(halved, folding)
+    assert watched["gate_proj"][1].isfinite().all()  # each of the two fits
+    assert watched["up_proj"][1].isfinite().all()
+    assert watched["down_proj"][0].isinf().any()  # their product does not
+    assert product.bound > 65504 > product.bound_now
+    half = logits(folding.module.half(), folding)
+    torch.testing.assert_close(
+        half.float(), logits(model.float(), folding), rtol=0, atol=2e-2 * float(half.abs().max())
+    )
+
+
+def test_a_model_that_also_reads_images_is_told_to_be_covered_for_text_alone():
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8,
+            "num_key_value_heads": 1, "vocab_size": 64}  # fmt: skip
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+              "image_size": 8, "patch_size": 4}  # fmt: skip
+    torch.manual_seed(0)
+    model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4,
+                                                        image_token_index=60)).eval()  # fmt: skip
+    with torch.no_grad():
+        for values in model.parameters():
+            nn.init.normal_(values)
+        for layer in model.model.language_model.layers:
+            layer.post_feedforward_layernorm.weight *= 2.0**15
+    folding = fold(model, rescale="float16")
+    assert stream(folding).what == RESCALED
+    said = " ".join(folding.remarks())
+    assert "does not use model.vision_tower" in said
+    assert "such as an image, can give something else now" in said
+    ids = torch.tensor([[2, 60, 60, 60, 60, 7]])
+    image = {"input_ids": ids, "pixel_values": torch.randn(1, 3, 8, 8), "token_type_ids": (ids == 60).long()}
+    seen = fold(model, rescale="float16", inputs=image)
+    assert any("it is an output of the model" in verdict.how for verdict in seen.streams)
+    assert seen.changed == ()
+
+
 def test_what_fits_is_left_alone_and_a_fixed_eps_is_named():
     folding = fold(folding_model("llama", layers=1), rescale="float16")
     assert (folding.changed, {verdict.what for verdict in folding.streams}) == ((), {FITS})

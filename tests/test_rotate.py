@@ -140,17 +140,37 @@ def test_a_matrix_of_a_file_is_checked_and_used(tmp_path):
     np.save(tmp_path / "keeping.npy", keeping.astype(np.float32))
     np.save(tmp_path / "other.npy", other)
     np.save(tmp_path / "larger.npy", np.eye(7))
-    np.save(tmp_path / "none.npy", 2 * np.eye(6))
     model, ids = Block(""), torch.arange(7)
     folding = fold(model, inputs=ids, rotate=tmp_path / "keeping.npy")
     assert folding.streams[0].what == ROTATED
     assert folding.certificate.rewrite_difference < 1e-13
     assert "does not keep the vector of ones" in fold(model, inputs=ids, rotate=tmp_path / "other.npy").streams[0].how
     assert "a matrix of order 7" in fold(model, inputs=ids, rotate=tmp_path / "larger.npy").streams[0].how
-    with pytest.raises(InputError, match=r"must hold an orthogonal matrix: Q·Qᵀ is 3.0e\+00 away from 1"):
-        fold(model, inputs=ids, rotate=tmp_path / "none.npy")
     with pytest.raises(InputError, match=r"rotate must be hadamard, random or a .npy file, got 'walsh'"):
         fold(model, inputs=ids, rotate="walsh")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("matrix", "words"),
+    [
+        (np.full((6, 6), 0.5), r"an orthogonal matrix: Q·Qᵀ is 1\.5e\+00 away from 1"),
+        (2 * np.eye(6), "entries beyond ±1"),
+        (np.full((6, 6), 1e308), "entries beyond ±1"),
+        (np.full((6, 6), np.nan), "or that are no numbers"),
+        (np.eye(6, dtype=int), r"floating-point numbers, got int64 \(6, 6\)"),
+        (np.zeros((0, 0)), r"a square matrix of floating-point numbers, got float64 \(0, 0\)"),
+        (np.zeros(6), "a square matrix"),
+        (b"hello", "must be a .npy file with a matrix"),
+        (b"", "must be a .npy file with a matrix"),
+    ],
+)
+def test_a_file_without_an_orthogonal_matrix_is_refused_in_one_line(tmp_path, matrix, words):
+    path = tmp_path / "matrix.npy"
+    path.write_bytes(matrix) if isinstance(matrix, bytes) else np.save(path, matrix)
+    with pytest.raises(InputError, match=words) as found:
+        fold(Block(""), inputs=torch.arange(7), rotate=path)
+    assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize("left_out", ["q_proj", "o_proj", "lm_head"])

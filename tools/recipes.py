@@ -5,8 +5,12 @@
 
 ENVIRONMENT has llmcompressor 0.14, which needs another transformers than ours. The models are tiny and random
 (tests/architectures.py) and are exchanged as folders, recipes as files. There, llm-compressor writes down the mappings
-that it keeps for the class of each model, and runs SmoothQuant and SpinQuant (its R1) in float64 twice: with these, and
-with our recipe.
+that it keeps for the class of each model, and runs SmoothQuant, AWQ and SpinQuant (its R1) in float64 twice: with
+these, and with our recipe.
+
+Two steps of AWQ are replaced. It pins memory, which torch refuses without an accelerator and which changes no number:
+that is left out. And it takes the best of 20 factors after rounding, among them 1, which would show nothing: here it
+takes √mean|x| for every mapping. Nothing is rounded when logits are compared.
 """
 
 import argparse
@@ -27,8 +31,10 @@ MODELS = (
     "qwen3_next", "olmo3", "exaone4",
 )  # fmt: skip
 KINDS = {"smoothquant": "SmoothQuantModifier", "awq": "AWQModifier", "spinquant": "SpinQuantModifier"}
-RUN_THERE = ("smoothquant", "spinquant")  # AWQ needs an accelerator
+NAMES = {"smoothquant": "SmoothQuant", "awq": "AWQ", "spinquant": "SpinQuant R1"}
 TOKENS, SEED = (4, 12), 0
+WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "channel"}
+ROUNDED = {"config_groups": {"all": {"targets": ["Linear"], "weights": WEIGHTS}}, "ignore": ["lm_head"]}  # AWQ needs it
 
 
 def main() -> None:
@@ -90,19 +96,20 @@ def row_of(name: str, folder: Path, there: dict) -> dict:
 
 
 def inside(folder: Path) -> None:
-    """In the other environment: mappings of llm-compressor as recipes, and SmoothQuant run on every model."""
+    """In the other environment: mappings of llm-compressor as recipes, and all modifiers run on every model."""
     from importlib.metadata import version
 
     import yaml
     from llmcompressor.modifiers.transform.awq.dynamic_mappings import get_layer_mappings_from_model as awq
     from llmcompressor.modifiers.transform.smoothquant.dynamic_mappings import get_layer_mappings_from_model as smooth
 
+    prepare_awq()
     found = {}
     for name in MODELS:
         model = loaded(folder / name)
         settings = {
             "smoothquant": {"mappings": [[list(each.balance_layers), each.smooth_layers] for each in smooth(model)]},
-            "awq": {"mappings": [pairs(each, "smooth_layer", "balance_layers") for each in awq(model)]},
+            "awq": {"mappings": [given_of(each) for each in awq(model)]},
             "spinquant": rotation_of(model),
         }
         run = {"theirs": {}, "ours": {}}
@@ -111,14 +118,23 @@ def inside(folder: Path) -> None:
             content = {f"{kind}_stage": {f"{kind}_modifiers": {modifier: settings[kind]}}}
             file = folder / f"{name}.{kind}.yaml"
             file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-            if kind in RUN_THERE:
-                run["theirs"][kind] = changed_by(folder / name, file, kind)
-                if f"{kind}_stage" in (folder / f"{name}.yaml").read_text(encoding="utf-8"):
-                    run["ours"][kind] = changed_by(folder / name, folder / f"{name}.yaml", kind)
+            run["theirs"][kind] = changed_by(folder / name, content, kind)
+            ours = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
+            if f"{kind}_stage" in ours:
+                run["ours"][kind] = changed_by(folder / name, ours, kind)
     versions = {
         package: version(package) for package in ("llmcompressor", "compressed-tensors", "transformers", "torch")
     }
     (folder / "theirs.json").write_text(json.dumps({"versions": versions, "models": found}), encoding="utf-8")
+
+
+def prepare_awq() -> None:
+    """Let AWQ run without an accelerator, and take one factor for each channel that is not 1."""
+    from llmcompressor.modifiers.transform import AWQModifier
+    from llmcompressor.pipelines.cache import IntermediatesCache
+
+    IntermediatesCache.pin_memory = lambda *_: None
+    AWQModifier._get_grid_search_params = lambda _: [(0.5, False)]  # the power of mean|x|; not divided by weights
 
 
 def kept_for(name: str) -> dict[str, bool]:
@@ -136,6 +152,11 @@ def kept_for(name: str) -> dict[str, bool]:
 
 def pairs(mapping, *names):
     return {name: getattr(mapping, name) for name in names}
+
+
+def given_of(mapping):
+    """The settings of a mapping of AWQ that are given."""
+    return {name: value for name, value in vars(mapping).items() if value is not None}
 
 
 def rotation_of(model):
@@ -165,9 +186,11 @@ def loaded(folder: Path):
     return model
 
 
-def changed_by(folder: Path, recipe: Path, stage: str):
+def changed_by(folder: Path, recipe: dict, kind: str):
     """Change of the logits after a stage of a recipe, over the largest, and the number of new tensors; or an error."""
     import torch
+    import yaml
+    from compressed_tensors.quantization import disable_quantization
     from datasets import Dataset
     from llmcompressor import oneshot
     from tokenizers import Tokenizer, models
@@ -176,6 +199,8 @@ def changed_by(folder: Path, recipe: Path, stage: str):
     words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
     ids = torch.randint(3, 50, TOKENS, generator=torch.Generator().manual_seed(SEED))
     data = Dataset.from_dict({"input_ids": ids.tolist(), "attention_mask": torch.ones_like(ids).tolist()})
+    stage = recipe[f"{kind}_stage"]
+    stage |= {"rounding_modifiers": {"QuantizationModifier": ROUNDED}} if kind == "awq" else {}
     model = loaded(folder)
     state = {name: value.clone() for name, value in model.named_parameters()}
     with torch.no_grad():
@@ -184,15 +209,15 @@ def changed_by(folder: Path, recipe: Path, stage: str):
             oneshot(
                 model=model,
                 dataset=data,
-                recipe=str(recipe),
-                stage=stage,
+                recipe=yaml.safe_dump({f"{kind}_stage": stage}, sort_keys=False),
+                stage=kind,
                 pipeline="basic",
                 processor=PreTrainedTokenizerFast(tokenizer_object=words, pad_token="a"),
                 num_calibration_samples=TOKENS[0],
             )
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error.__cause__ or error}".splitlines()[0][:300]}
-        after = model(ids).logits
+        after = model.apply(disable_quantization)(ids).logits
     changed = sum(not torch.equal(value, model.get_parameter(name)) for name, value in state.items())
     return {"change": float((after - before).abs().max() / before.abs().max()), "tensors_changed": changed}
 
@@ -220,13 +245,11 @@ def checked_table(run) -> str:
 
 
 def run_table(run) -> str:
-    lines = [
-        "| class | confirmed, of theirs | SmoothQuant: theirs | ours | SpinQuant R1: theirs | ours | our mappings |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    columns = [f"{name}: theirs | ours" for name in NAMES.values()]
+    lines = [f"| class | confirmed, of theirs | {' | '.join(columns)} | our mappings |", "|---" * (3 + 2 * 3) + "|"]
     for model in run["models"]:
         confirmed = sum(row["verdict"] == "confirmed" for row in model["checked"])
-        runs = [outcome(model["run"][whose].get(kind)) for kind in RUN_THERE for whose in ("theirs", "ours")]
+        runs = [outcome(model["run"][whose].get(kind)) for kind in KINDS for whose in ("theirs", "ours")]
         cells = (model["class"], f"{confirmed} of {len(model['checked'])}", *runs, sum(model["ours"].values()))
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)

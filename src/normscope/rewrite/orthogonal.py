@@ -174,15 +174,17 @@ def read_matrix(path: Path) -> Floats:
         raise InputError(f"rotate must be {', '.join(KINDS)} or a .npy file, got {str(path)!r}")
     try:
         matrix = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise InputError(f"{path} can't be read as a matrix: {error}") from None
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.dtype.kind != "f":
+    except (ValueError, EOFError):  # what numpy says of them is about pickle
+        raise InputError(f"{path} must be a .npy file with a matrix, as numpy.save writes it") from None
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.dtype.kind != "f" or not matrix.size:
         raise InputError(
             f"{path} must hold a square matrix of floating-point numbers, got {matrix.dtype} {matrix.shape}"
         )
     matrix = matrix.astype(np.float64)
-    apart = float(np.abs(matrix @ matrix.T - np.eye(len(matrix))).max(initial=0.0))
-    if not apart <= NEARLY:
+    if not np.abs(matrix).max() <= 1 + NEARLY:  # infinite, no number, or too large for a product
+        raise InputError(f"{path} must hold an orthogonal matrix, got entries beyond ±1, or that are no numbers")
+    apart = float(np.abs(matrix @ matrix.T - np.eye(len(matrix))).max())
+    if apart > NEARLY:
         raise InputError(f"{path} must hold an orthogonal matrix: Q·Qᵀ is {apart:.1e} away from 1")
     found: Floats = matrix
     return found

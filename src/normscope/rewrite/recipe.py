@@ -56,6 +56,7 @@ from normscope.rewrite.streams import Streams
 
 Sources = list[tuple[str, tuple[str, ...]]]  # names of a norm or layer, and of its readers
 LOST_MEAN = "its rows lose their mean, and not all norms after it subtract it"
+NO_HEAD = "llm-compressor 0.14 does not compute the head while it calibrates: AWQ stops there if the head is quantized"
 
 
 def recipe(
@@ -294,13 +295,22 @@ class _HeldModel:
                 layers.append((module.name, readers))
             elif isinstance(path, ScaledPath) and path.ends and path.obstacle is not None:
                 left_out.append(LeftOut(module.name, AWQ, path.obstacle))
+        before_head = [(norm, readers) for norm, readers in norms if self._head in readers]
+        left_out += [LeftOut(norm, AWQ, NO_HEAD) for norm, _ in before_head]
+        for_awq = [each for each in norms + layers if each not in before_head]
         steps: list[Step] = [
             RecipeMapping(modifier, source, readers)
-            for modifier, sources in ((SMOOTHQUANT, norms), (AWQ, norms + layers))
+            for modifier, sources in ((SMOOTHQUANT, norms), (AWQ, for_awq))
             for source, readers in patterns_for(self._modules, sources)
         ]
         rotated, without = self._untied.rotation()
         return steps + rotated, left_out + without
+
+    @cached_property
+    def _head(self) -> str | None:
+        """The layer that scores tokens, as a language model of transformers declares it."""
+        declared = getattr(self._model, "get_output_embeddings", lambda: None)()
+        return next((name for name, module in self._model.named_modules() if module is declared), None)
 
     def norm_sources(self, modifier: str, told: str) -> tuple[Sources, list[LeftOut]]:
         """The norms that mappings can start from, with their readers, and the others."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from normscope.results.folding import AFTER_LOOKUP, FOLDED, Folding, TensorCertificate
+from normscope.results.folding import AFTER_LOOKUP, FOLDED, RESCALED, ROTATED, Folding, TensorCertificate
 from normscope.results.rows import several
 from normscope.rules.prose import number, part
 from normscope.rules.rule import Outcome, Skipped, found, rule
@@ -84,8 +84,7 @@ def remarks(result: Folding) -> Iterator[str]:
         yield f"{tie.table} is also {tie.head} and stays as it is; --untie copies it (+{tie.bytes:,} bytes)."
     for tie in result.untied:
         yield f"{tie.head} is a copy of {tie.table} now (+{tie.bytes:,} bytes)."
-    if result.not_run:
-        yield f"The traced call does not use {several(result.not_run)}: what these would read or write is not covered."
+    yield from _not_covered(result)
     if result.rms:
         yield f"{len(result.replaced)} norms are RMSNorm modules now."
     if result.program is not None:
@@ -99,6 +98,15 @@ def remarks(result: Folding) -> Iterator[str]:
         yield f"{several(result.unused_tensors)} skipped: unused by the model."
 
 
+def _not_covered(result: Folding) -> Iterator[str]:
+    """What the traced call does not show."""
+    if not result.not_run:
+        return
+    yield f"The traced call does not use {several(result.not_run)}: what these would read or write is not covered."
+    if any(stream.what in (RESCALED, ROTATED) for stream in result.streams):
+        yield "Streams have changed, so an input that needs these, such as an image, can give something else now."
+
+
 def _planned(result: Folding) -> Iterator[str]:
     """A fold that was planned, and not done."""
     yield (
@@ -107,8 +115,7 @@ def _planned(result: Folding) -> Iterator[str]:
     )
     for tie in result.tied:
         yield f"{tie.table} is also {tie.head} and would stay as it is; --untie copies it (+{tie.bytes:,} bytes)."
-    if result.not_run:
-        yield f"The traced call does not use {several(result.not_run)}: what these would read or write is not covered."
+    yield from _not_covered(result)
 
 
 def _by_tensors(result: Folding, found: TensorCertificate) -> Iterator[str]:
@@ -127,7 +134,6 @@ def _by_tensors(result: Folding, found: TensorCertificate) -> Iterator[str]:
         yield "Nothing could be folded: the tensors are unchanged."
     for tie in result.tied:
         yield f"{tie.table} is also {tie.head} and stays as it is; with a run, --untie copies it ({tie.bytes:,} bytes)."
-    if result.not_run:
-        yield f"The traced call does not use {several(result.not_run)}: what these would read or write is not covered."
+    yield from _not_covered(result)
     if result.unused_tensors:
         yield f"{several(result.unused_tensors)} skipped: unused by the model."
