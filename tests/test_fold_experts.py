@@ -374,7 +374,7 @@ def test_experts_in_a_list_are_layers_like_others_also_if_one_is_there_twice(to_
 
 MODELS = {  # of those that transformers has: how many norms, how many of them with gain 1
     "mixtral": (5, 5), "gpt_oss": (5, 5), "deepseek_v3": (9, 9), "granitemoe": (5, 5), "phimoe": (5, 5),
-    "llama4_text": (6, 5), "qwen3_moe": (9, 5),
+    "llama4_text": (6, 5), "qwen3_moe": (9, 5), "olmoe": (9, 5),
 }  # fmt: skip
 
 

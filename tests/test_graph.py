@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from normscope.errors import TraceError
 from normscope.models.example_inputs import example_inputs
+from normscope.models.float64_run import run_between
 from normscope.models.graph import LinearReader, trace
 from normscope.models.graph_operations import kind_of
 from tiny_models import CONFIGS, build
@@ -402,3 +403,57 @@ def test_what_is_traced_is_what_a_model_does_when_it_is_run():
     ]
     with_stand_in = torch.export.export(WithStandIn(), (torch.zeros(2, 4),), strict=False)
     assert any(kind_of(node) == "stack" for node in with_stand_in.graph.nodes if node.op == "call_function")
+
+
+class WritesInPlace(nn.Module):
+    """Keys are written to an empty tensor part by part, as in latent attention; nothing reads what a write returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.norm(x)
+        whole = y.new_empty(*y.shape[:-1], 8)
+        whole[..., :4] = self.layer(y)
+        whole[..., 4:] = y
+        scaled = whole * 2
+        whole[..., 4:] = 7.0  # after it was read
+        return scaled, whole
+
+
+def test_a_part_of_the_graph_is_run_with_what_is_written_in_place_on_the_way():
+    model, x, other = WritesInPlace().double(), torch.randn(1, 3, 4).double(), torch.randn(1, 3, 4).double()
+    graph = trace(model, (x,))
+    (call,) = graph.calls_of("norm")
+    (given,) = graph.entering("norm", call)
+    scaled = next(node for node in graph.nodes if kind_of(node) == "mul")
+    torch.use_deterministic_algorithms(True)  # what is not written is NaN
+    try:
+        made = run_between(graph, {given: other}, scaled, model.get_parameter)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with torch.no_grad():
+        torch.testing.assert_close(made, model(other)[0], rtol=1e-12, atol=1e-12)
+
+
+def test_what_was_written_before_to_the_memory_of_a_given_value_does_not_change_it():
+    class Copied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(4)
+
+        def forward(self, x):
+            whole = torch.zeros_like(x)
+            part = whole[:, 1:]
+            part.copy_(x[:, 1:])
+            return self.norm(whole) + whole
+
+    model, x, other = Copied().double(), torch.randn(1, 3, 4).double(), torch.randn(1, 3, 4).double()
+    graph = trace(model, (x,))
+    (call,) = graph.calls_of("norm")
+    (given,) = graph.entering("norm", call)
+    total = next(node for node in graph.nodes if kind_of(node) == "add")
+    made = run_between(graph, {given: other}, total, model.get_parameter)
+    with torch.no_grad():
+        torch.testing.assert_close(made, model.norm(other) + other, rtol=1e-12, atol=1e-12)

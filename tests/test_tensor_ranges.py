@@ -12,11 +12,12 @@ from normscope.errors import InputError
 from normscope.models.example_inputs import example_inputs
 from normscope.models.float64_run import evaluate
 from normscope.models.subject import Subject
-from normscope.studies.ranges import RangeSearch
+from normscope.studies.ranges import RangeSearch, ranges
 from normscope.tensors.values import Value
 from normscope.tensors.walk import Walk
 
 LARGEST = float(torch.finfo(torch.float32).max)
+STACKS = ("gate_up_proj", "down_proj", "input_linear.weight", "output_linear.weight")  # of experts
 LOWEST = torch.finfo(torch.float16).min
 
 
@@ -125,6 +126,44 @@ def pushed(module, bounds, shape, steps=60, seed=0):
             (-share.amax(dim=-1).sum()).backward()
             descent.step()
     return reached
+
+
+MIXTURES = {  # the share of their bounds that ascent reaches at least; clamped or scaled inputs leave intervals alone
+    "mixtral": 0.4, "qwen3_moe": 0.5, "deepseek_v3": 0.5, "granitemoe": 0.5, "olmoe": 0.5, "gpt_oss": 0.05,
+    "llama4_text": 0.005,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_ascent_stays_within_the_bounds_of_a_mixture_of_experts_and_nears_them(name):
+    model = random_model(name)
+    found = ranges(model)
+    layer = model.model.layers[1]
+    path, mixture = next((path, module) for path, module in layer.named_children() if "mlp" in path or "feed" in path
+                         or "moe" in path)  # fmt: skip
+    branch = [row for row in found.tensors if row.layer.startswith("model.layers.1") and row.what == "branch"][-1]
+    stacks = [row for row in found.layers if row.layer.startswith(f"model.layers.1.{path}.")
+              and row.layer.endswith(STACKS) and "shared" not in row.layer]  # fmt: skip
+    assert len(stacks) == 2
+    assert all(row.bounded for row in (branch, *stacks))
+    model.double()
+    if name != "llama4_text":  # which has one implementation, that knows float64
+        model.set_experts_implementation("eager")
+    low, high = torch.tensor(branch.lows), torch.tensor(branch.highs)
+    middle, half = (low + high) / 2, (high - low) / 2
+    torch.manual_seed(0)
+    x = torch.randn(1, 2 * len(low), len(low), dtype=torch.float64).requires_grad_()  # a token for every end
+    signs = torch.cat([torch.eye(len(low)), -torch.eye(len(low))]).double()
+    climber, reached = torch.optim.Adam([x], lr=0.1), 0.0
+    for _ in range(100):
+        made = mixture(layer.post_attention_layernorm(x))
+        made = (made[0] if isinstance(made, tuple) else made).reshape(-1, len(low))
+        shares = (made - middle) / half
+        reached = max(reached, float(shares.detach().abs().max()))
+        climber.zero_grad()
+        (-(shares * signs).sum()).backward()
+        climber.step()
+    assert MIXTURES[name] < reached <= 1 + 1e-9
 
 
 class Case(nn.Module):

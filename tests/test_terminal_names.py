@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from normscope.report.terminal import as_csv, as_text, short_names, show
+from normscope.results.folding import Decision, Folding, NormVerdict
 from normscope.results.inspection import Inspection, NormGeometry
 from normscope.results.inventory import FoundNorm
+from normscope.results.layer_ranges import LayerRanges, Limit, TensorRange
 
 WORDS = st.sampled_from(["model", "layers", "0", "7", "11", "input_layernorm", "post_attention_layernorm", "norm"])
 NAMES = st.lists(st.lists(WORDS, min_size=1, max_size=6).map(".".join), min_size=1, max_size=8)
@@ -68,6 +70,24 @@ def test_every_norm_is_one_row_of_a_terminal(width):
     assert len(set(starts)) == 25
     after = text.split("model.norm")[1].splitlines()
     assert not any(line.strip().startswith("layernorm") for line in after)
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_tables_of_ranges_and_folds_do_not_wrap_names_nor_the_path_of_the_model(width):
+    path = "/a/folder/with/a/long/name/and/another/one/SmolLM2-135M-Instruct.Q4_1.gguf"
+    decided = Decision("nothing to fold", "no mean"), Decision("folded", "gain into q_proj")
+    fold = Folding(path, tuple(NormVerdict(name, "rmsnorm", *decided) for name in llama(12)), (), None, (), ())
+    far = [TensorRange(name, "norm input", 576, -28830.0, 28270.0, 507, -28830.0, None, "intervals", "excluded")
+           for name in llama(12)]  # fmt: skip
+    bounds = LayerRanges(path, None, Limit("float16", 65504.0, 1, 1, 0, 0, 0, 0), (), tuple(far), ())
+    for result, word in ((fold, "rmsnorm"), (bounds, "norm input")):
+        console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+        show(result, console)
+        lines = console.file.getvalue().splitlines()
+        assert len({line.split()[0] for line in lines if word in line}) == (25 if result is fold else 24)
+        assert max(map(len, lines)) <= width
+        assert sum("SmolLM2-135M-Instruct.Q4_1.gguf" in line for line in lines) == 1
+        assert not any(line.strip() in ("rm", "orm", "norm") for line in lines)
 
 
 def test_names_are_full_where_there_is_no_terminal_and_with_all_columns():

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from normscope.checks import first_line
 from normscope.errors import InputError
 from normscope.models.graph import Call, ModelGraph
-from normscope.models.graph_operations import kind_of
+from normscope.models.graph_operations import kind_of, storage_of
 
 BLOCK = 2**19  # numbers of a stored matrix that are lifted at a time: they stay in the cache
 FEW = 4  # largest values that are looked at one by one, before all are sorted
@@ -103,14 +103,20 @@ def run_call(
 def run_between(
     graph: ModelGraph, given: Mapping[Node, Tensor], target: Node, stored: Callable[[str], Tensor]
 ) -> Tensor:
-    """The value of one node for given values of others, in float64; the model's inputs are those of the traced call."""
+    """The value of one node for given values of others, in float64; the model's inputs are those of the traced call.
+
+    What is written in place to the memory of a needed value is needed too, although nothing may read its result.
+    """
     needed: set[Node] = set()
-    pending = [target]
+    pending, before = [target], set(graph.nodes[: graph.nodes.index(target)])
+    held = {storage_of(value) for value in given}  # the memory of what is given stays as it is
     while pending:
         node = pending.pop()
         if node not in needed and node not in given:
             needed.add(node)
             pending += node.all_input_nodes
+            memory = storage_of(node)
+            pending += [write for write in graph.writes.get(memory, ()) if write in before and memory not in held]
     call = {node: None for node in graph.nodes if node in needed and node.op == "call_function"}
     inputs = _example_values(graph)
     values = {node: value for node, value in inputs.items() if node in needed} | dict(given)

@@ -32,6 +32,8 @@ from normscope.models.graph_operations import (
     kind_of,
     looks_at_values,
     overwritten,
+    overwritten_by,
+    storage_of,
     transposes,
 )
 from normscope.models.multiplications import Multiplication, multiplications
@@ -480,6 +482,15 @@ class ModelGraph:
     def overwritten(self) -> set[Node]:
         """Values that are changed in place, wholly or in part, before or after others read them."""
         return overwritten(self._order)
+
+    @cached_property
+    def writes(self) -> dict[Node, list[Node]]:
+        """By the node whose memory is changed: the operations that change it in place, in order."""
+        found: dict[Node, list[Node]] = {}
+        for node in self._order:
+            for value in overwritten_by(node):
+                found.setdefault(storage_of(value), []).append(node)
+        return found
 
     def _counted(self, products: Iterable[Node]) -> tuple[LinearReader, ...]:
         counts: dict[LinearReader, int] = {}

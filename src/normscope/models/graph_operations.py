@@ -9,6 +9,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 COPIES = {"to", "_to_copy", "type_as", "clone", "contiguous", "alias", "detach", "lift_fresh_copy"}
+OWN_COPIES = {"clone", "_to_copy", "lift_fresh_copy", "repeat"}  # in new memory, always
 DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout"}
 MOVES_THAT_ARE_NO_VIEWS = {"_unsafe_view", "repeat"}
 SHAPE_ONLY = ("new_", "empty_like", "full_like", "ones_like", "rand_like", "randn_like", "zeros_like")
@@ -62,6 +63,17 @@ def overwritten(nodes: Iterable[Node]) -> set[Node]:
                 changed.add(source)
                 source = handed_on(source)
     return changed
+
+
+def storage_of(node: Node) -> Node:
+    """The node whose memory a node may share."""
+    while True:
+        source = next(iter(overwritten_by(node)), None)
+        if source is None and kind_of(node) not in OWN_COPIES:
+            source = handed_on(node)
+        if source is None:
+            return node
+        node = source
 
 
 def handed_in(node: Node, call: Container[Node]) -> bool:

@@ -17,7 +17,7 @@ from normscope.results.result import Result, named
 WIDTH = 100  # columns, where the output is not a terminal
 WIDEST = 40  # characters of a text before it is wrapped, where a table has all columns
 BETWEEN = 2  # characters between two columns
-SHORTEST = 16  # characters that a name may be shortened to
+SHORTEST = 12  # characters that a name may be shortened to
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer, in the name of a module
 
 
@@ -108,7 +108,7 @@ def _cut_around_number(name: str, width: int) -> str:
 
 def _with_short_names(shown: Shown, rows: list[list[str]], width: int) -> list[list[str]]:
     """The cells of a table whose columns of names leave room for the others, where they can."""
-    widths = [_width(shown, rows, place) for place in range(len(shown.columns))]
+    widths = _wide_headings(shown, rows)
     names = [place for place in range(len(widths)) if not shown.numeric[place] and _are_names(rows, place)]
     room = width - BETWEEN * len(widths) - sum(each for place, each in enumerate(widths) if place not in names)
     columns = [[row[place] for row in rows] for place in range(len(widths))]
@@ -121,6 +121,28 @@ def _with_short_names(shown: Shown, rows: list[list[str]], width: int) -> list[l
     return [list(cells) for cells in zip(*columns, strict=True)]
 
 
+def _wide_headings(shown: Shown, rows: list[list[str]]) -> list[int]:
+    """The widths that columns get: names give way before the heading of a text is wrapped."""
+    widths = [_width(shown, rows, place) for place in range(len(shown.columns))]
+    return [
+        each if numeric else max(each, len(column.heading))
+        for each, numeric, column in zip(widths, shown.numeric, shown.columns, strict=True)
+    ]
+
+
+def short_title(title: str, width: int) -> str:
+    """A title whose longest word, the path of a model, is cut at its start if it is too long for one line.
+
+    >>> short_title("Norms of /a/long/way/to/a/model.gguf, folded", 36)
+    'Norms of …ay/to/a/model.gguf, folded'
+    """
+    word = max(title.split(), key=len, default="")
+    room = width - (len(title) - len(word))
+    if len(word) <= room or room < SHORTEST:
+        return title
+    return title.replace(word, f"…{word[1 - room :]}", 1)
+
+
 def _are_names(cells: list[list[str]], place: int) -> bool:
     """Whether a column holds names of modules: no blanks, and dots in one of them."""
     return any("." in row[place] for row in cells) and not any(" " in row[place] for row in cells)
@@ -129,7 +151,7 @@ def _are_names(cells: list[list[str]], place: int) -> bool:
 def _parts(shown: Shown, width: int | None, fit: int | None) -> list[RenderableType]:
     """One table; with all columns, split into as many tables as this width needs, with the meanings of the columns.
 
-    `fit` is the width that names of modules are shortened for.
+    `fit` is the width that names of modules, and the path in the title, are shortened for.
     """
     if not shown.values:
         return [Text(shown.table.empty)] if shown.table.empty else []
@@ -140,7 +162,10 @@ def _parts(shown: Shown, width: int | None, fit: int | None) -> list[RenderableT
     parts: list[RenderableType] = []
     for places in [list(range(len(widths)))] if width is None else _fitting(widths, width):
         table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        table.title = None if parts else Text(printable(shown.title))
+        title = printable(shown.title)
+        if fit is not None:  # a title is as wide as its table
+            title = short_title(title, min(fit, sum(_wide_headings(shown, rows)) + BETWEEN * len(places)))
+        table.title = None if parts else Text(title)
         for place in places:
             heading = Text(shown.columns[place].heading)
             if shown.numeric[place]:  # as wide as its figures and the longest word of its heading; names get the rest

@@ -1,5 +1,6 @@
 """Rules on keys and on equal attention; and sentences on how a study of keys was made and what it could not decide."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -8,6 +9,7 @@ from normscope.rules.prose import count, listed, name, number, part, percent, qu
 from normscope.rules.rule import Outcome, Skipped, Threshold, found, rule, titles
 
 MOST_REASONS = 3
+LAYER = re.compile(r"\.\d+\.")  # its number, in the name of a norm: layers with the same reason are counted together
 NEARLY_EQUAL = 10.0  # degrees between real queries and the query of equal attention, median, below
 
 
@@ -86,7 +88,7 @@ def equal_attention(result: KeySelection) -> Outcome:
     """
     angles = [(head, angle) for head in result.equal_attention if (angle := _angle(head)) is not None]
     if not angles:
-        reasons = Counter(head.reason for head in result.equal_attention if head.reason)
+        reasons = Counter(LAYER.sub(".N.", head.reason) for head in result.equal_attention if head.reason)
         why = f": {reasons.most_common(1)[0][0]}" if reasons else ""
         return Skipped(f"no head is known to produce a query of equal attention{why}")
     nearest, angle = min(angles, key=lambda pair: pair[1])
@@ -134,7 +136,7 @@ def remarks(result: KeySelection) -> Iterator[str]:
             "Queries and keys depend on their positions here: q* is for keys where the query stands, "
             "at the last position of a sequence."
         )
-    reasons = Counter(head.reason for head in result.equal_attention if head.reason)
+    reasons = Counter(LAYER.sub(".N.", head.reason) for head in result.equal_attention if head.reason)
     for reason, many in reasons.most_common(MOST_REASONS):
         yield f"Equal attention: not available for {many} of {len(result.equal_attention)} heads: {reason}."
     if len(reasons) > MOST_REASONS:

@@ -83,13 +83,10 @@ class LayerWatch:
         self._written: dict[Node, dict[tuple[int, int], Written]] = {}
         self._kinds: Counter[Node] = Counter()  # kinds of inputs that each layer has
         self.neurons: dict[Node, SeenNeurons] = {}  # that layers read
-        self.experts: dict[Node, str] = {}  # products with the matrices of experts, and the name of these
 
     def _watch(self, node: Node, outputs: Outputs) -> None:
         """Tighten the outputs that decide, and remember how the largest is reached."""
         self._kinds[node] += 1
-        if outputs.layer.expert is not None:
-            self.experts[node] = outputs.layer.name
         if outputs.activation is not None:
             self._tighten(node, outputs)
             return

@@ -216,8 +216,11 @@ class RangeSearch(LayerWatch):
         """The row of a layer, or of a tensor with a role."""
         if node in self.layers:
             return self._layer(node, value)
-        if node in self.experts:
-            return replace(self._tensor(Role(self.experts[node], "output"), value), weight=self.experts[node])
+        stack = None if node in self.graph.products else self.graph.multiplications.get(node)
+        if stack is not None and len(stack.outputs) == 1:  # experts, which no module of their own applies
+            axis = stack.outputs[0].value
+            moved = value.moved(lambda entry: entry.movedim(axis, -1))
+            return replace(self._tensor(Role(stack.weight, "output"), moved), weight=stack.weight)
         if kind_of(node) in MATRICES:
             axis = -1 - int(kind_of(node)[-2])  # channels come before the axes of space
             moved = value.moved(lambda entry: entry.movedim(axis, -1))

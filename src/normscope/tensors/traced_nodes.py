@@ -1,4 +1,4 @@
-"""Nodes of a traced call: arguments, shapes and memory, and what is known of a node before an operation is followed.
+"""Nodes of a traced call: arguments, shapes, and what is known of a node before an operation is followed.
 
 A node has a tensor, or several; each is a `Value`, or a `Whole` if its numbers are whole, or `Stored` while it was not
 read. Operations are functions of the walk and of a node, and raise `UnknownError` where they can't be followed.
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from normscope.models.graph_operations import handed_on, kind_of, overwritten_by
 from normscope.tensors.entry_forms import Weighted
 from normscope.tensors.values import Angle, Shares, Value, Whole, anything, constant, mask_of, merged, within
 
@@ -58,20 +57,6 @@ def is_plain(value: Any) -> bool:
     """Whether all sizes are numbers: where they depend on the input, nothing is followed."""
     leaves = value if isinstance(value, (list, tuple)) else [value]
     return all(isinstance(size, int) for each in leaves if isinstance(each, Tensor) for size in each.shape)
-
-
-OWN_COPIES = {"clone", "_to_copy", "lift_fresh_copy", "repeat"}
-
-
-def storage_of(node: Node) -> Node:
-    """The node whose memory a node may share."""
-    while True:
-        source = next(iter(overwritten_by(node)), None)
-        if source is None and kind_of(node) not in OWN_COPIES:
-            source = handed_on(node)
-        if source is None:
-            return node
-        node = source
 
 
 def along(count: int, shape: tuple[int, ...], axis: int) -> Tensor:

@@ -22,7 +22,15 @@ from torch.utils import _pytree as pytree
 from normscope.checks import Floats
 from normscope.errors import InputError
 from normscope.models.graph import ModelGraph
-from normscope.models.graph_operations import COPIES, DROPOUTS, handed_on, is_float, kind_of, overwritten_by
+from normscope.models.graph_operations import (
+    COPIES,
+    DROPOUTS,
+    handed_on,
+    is_float,
+    kind_of,
+    overwritten_by,
+    storage_of,
+)
 from normscope.models.multiplications import is_grouped
 from normscope.models.second_trace import TwoSizes
 from normscope.norm import Norm
@@ -44,7 +52,6 @@ from normscope.tensors.traced_nodes import (
     is_plain,
     nothing_known,
     shape_of,
-    storage_of,
 )
 from normscope.tensors.values import Value, Whole, anything, constant, numbered, within
 from normscope.tensors.written_parts import WrittenParts, is_empty

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from normscope.models.graph_operations import handed_on, kind_of
-from normscope.tensors.traced_nodes import argument, shape_of, storage_of
+from normscope.models.graph_operations import handed_on, kind_of, storage_of
+from normscope.tensors.traced_nodes import argument, shape_of
 from normscope.tensors.values import Value, joined_values
 
 PARTS = {"slice", "narrow", "select", "split", "split_with_sizes", "chunk", "unfold", "tensor_split"}
