@@ -9,7 +9,7 @@ import pytest
 from normscope.results.result import type_named
 
 DOCS = Path(__file__).parent.parent / "docs"
-KEPT = ["around", "axes", "fold", "inspect", "keys", "keys-agreement", "lng", "memorize", "vocab"]
+KEPT = ["around", "axes", "fold", "inspect", "keys", "keys-agreement", "lng", "memorize", "scale", "vocab"]
 
 
 @pytest.mark.parametrize("name", KEPT)

@@ -18,7 +18,6 @@ from normscope_lab.bench.new_processes import IMPORTS, TORCH, run_code, run_comm
 from normscope_lab.bench.timing import this_machine
 from normscope_lab.results.inspect_speed import InspectRun, InspectSpeed
 
-SHARDS = 30
 BYTES = 2  # of a bfloat16
 
 
@@ -32,6 +31,7 @@ class Shape:
     heads: int
     key_heads: int
     vocabulary: int
+    shards: int
 
     @property
     def config(self) -> dict[str, Any]:
@@ -66,8 +66,8 @@ class Shape:
         yield "lm_head.weight", (self.vocabulary, self.hidden)
 
 
-LLAMA_70B = Shape(80, 8192, 28672, 64, 8, 128256)
-LLAMA_405B = Shape(126, 16384, 53248, 128, 8, 128256)
+LLAMA_70B = Shape(80, 8192, 28672, 64, 8, 128256, shards=30)
+LLAMA_405B = Shape(126, 16384, 53248, 128, 8, 128256, shards=191)
 
 
 def run() -> InspectSpeed:
@@ -92,10 +92,10 @@ def run() -> InspectSpeed:
 def make_checkpoint(folder: Path, shape: Shape = LLAMA_70B) -> None:
     """Write the config, the shards and their index."""
     tensors = list(shape.tensors())
-    per_shard = -(-len(tensors) // SHARDS)
+    per_shard = -(-len(tensors) // shape.shards)
     names = {}
-    for number in range(SHARDS):
-        file = f"model-{number + 1:05}-of-{SHARDS:05}.safetensors"
+    for number in range(shape.shards):
+        file = f"model-{number + 1:05}-of-{shape.shards:05}.safetensors"
         part = tensors[number * per_shard : (number + 1) * per_shard]
         _write_shard(folder / file, part)
         names.update({name: file for name, _ in part})

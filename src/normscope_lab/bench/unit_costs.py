@@ -46,7 +46,7 @@ class Sizes:
 
 
 FULL = Sizes(LLAMA_405B, 64, 4096, 4, (512, 1024), (256, 512), (20_000, 768))
-QUICK = Sizes(Shape(2, 64, 128, 4, 2, 300), 8, 64, 1, (32, 64), (16, 32), (300, 12))
+QUICK = Sizes(Shape(2, 64, 128, 4, 2, 300, shards=2), 8, 64, 1, (32, 64), (16, 32), (300, 12))
 
 
 def measured(sizes: Sizes, progress: Progress = silent) -> tuple[UnitCost, ...]:
