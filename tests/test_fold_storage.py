@@ -76,6 +76,7 @@ def test_without_a_folder_to_write_the_command_shows_what_can_be_folded(tmp_path
     assert "Norms of the demo model" in words
     assert "folded weights as stored, not yet written (float32)" in words
     assert "identities of weights hold; 100.0% of rows have the same largest output." in words
+    assert "Gain and bias of 8 of 9 norms are folded, and the mean of 0 of 9." in words
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
     rows = command("--csv").stdout.splitlines()
     assert rows[0] == "norm,kind,mean,gain and bias,folded,kept"

@@ -17,6 +17,12 @@ from architectures import random_model
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.fixture(autouse=True)
+def runners_beside_each_other(monkeypatch):
+    """Scripts of tools/peers import one another."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools" / "peers"))
+
+
 def imported(name):
     spec = importlib.util.spec_from_file_location(f"peers_{name}", ROOT / "tools" / "peers" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
@@ -61,9 +67,10 @@ def test_a_peer_that_is_not_there_is_left_out_with_the_reason():
 
 
 def test_examples_of_the_page_maker_hold():
-    done = doctest.testmod(imported("peers_page"))
-    assert done.attempted > 3
-    assert done.failed == 0
+    for name, least in (("peers_page", 3), ("ranges_and_keys", 1)):
+        done = doctest.testmod(imported(name))
+        assert done.attempted > least
+        assert done.failed == 0
 
 
 def test_a_model_that_is_left_alone_is_the_same_function(case, folder):
@@ -138,8 +145,7 @@ def test_peers_that_nobody_named_are_left_out():
     assert "| LayerNorm → Linear, 64 |" not in page
 
 
-def test_attacks_leave_intervals_that_are_too_narrow_and_no_exact_ones(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tools" / "peers"))
+def test_attacks_leave_intervals_that_are_too_narrow_and_no_exact_ones():
     ranges, peer = imported("range_cases"), imported("normscope_ranges")
     made = ranges.cases({"tiny": ("layer", (6, 3, 0), (1, 6))}, seed=3)
     claimed = [peer.bounds(case) for case in made]

@@ -90,18 +90,24 @@ class Weights:
         return self._dtypes[name]
 
     def fill(self, model: nn.Module) -> None:
-        """Give a model on the meta device its values."""
+        """Give a model on the meta device its values.
+
+        Buffers come first: those that no checkpoint stores are created by initializing the modules that hold them,
+        which would overwrite parameters that have values (the table of Gemma holds its scale).
+        """
+        modules = dict(model.named_modules())
+        for path, module in modules.items():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = self(f"{path}.{name}" if path else name)
         made: dict[int, nn.Parameter] = {}
-        for path, module in model.named_modules():
+        for path, module in modules.items():
             for name, parameter in module._parameters.items():
                 if parameter is not None:
                     full = f"{path}.{name}" if path else name
                     if id(parameter) not in made:
                         made[id(parameter)] = nn.Parameter(self(full), requires_grad=parameter.requires_grad)
                     module._parameters[name] = made[id(parameter)]
-            for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    module._buffers[name] = self(f"{path}.{name}" if path else name)
 
     @property
     def names(self) -> tuple[str, ...]:

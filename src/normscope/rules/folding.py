@@ -2,7 +2,15 @@
 
 from collections.abc import Iterator
 
-from normscope.results.folding import AFTER_LOOKUP, FOLDED, RESCALED, ROTATED, Folding, TensorCertificate
+from normscope.results.folding import (
+    AFTER_LOOKUP,
+    FOLDED,
+    NOTHING,
+    RESCALED,
+    ROTATED,
+    Folding,
+    TensorCertificate,
+)
 from normscope.results.rows import several
 from normscope.rules.prose import number, part
 from normscope.rules.rule import Outcome, Skipped, found, rule
@@ -70,6 +78,7 @@ def remarks(result: Folding) -> Iterator[str]:
         "" if found.argmax_agreement is None else f"; {found.argmax_agreement:.1%} of rows have the same largest output"
     )
     yield f"{holding} {found.identities} identities of weights hold{same}."
+    yield from _counted(result)
     if not result.changed:
         what = "had to be, or could be, rescaled" if result.streams else "could be folded"
         yield f"Nothing {what}: the model is unchanged."
@@ -137,3 +146,14 @@ def _by_tensors(result: Folding, found: TensorCertificate) -> Iterator[str]:
     yield from _not_covered(result)
     if result.unused_tensors:
         yield f"{several(result.unused_tensors)} skipped: unused by the model."
+
+
+def _counted(result: Folding) -> Iterator[str]:
+    """How many of the norms that have a gain, and of those that subtract a mean, were folded."""
+    gains, means = (
+        [decision.what for decision in decisions if decision.what != NOTHING]
+        for decisions in ([norm.affine for norm in result.norms], [norm.centring for norm in result.norms])
+    )
+    if FOLDED in gains or FOLDED in means:
+        of_means = f", and the mean of {means.count(FOLDED)} of {len(means)}" if means else ""
+        yield f"Gain and bias of {gains.count(FOLDED)} of {len(gains)} norms are folded{of_means}."

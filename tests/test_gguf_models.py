@@ -1,0 +1,90 @@
+"""Models in .gguf files of other architectures than Llama, whose tensors are stored in other ways.
+
+Qwen 2 has biases, and its queries and keys keep their order; gains of Gemma 2 are stored with 1 added; matrices of
+GPT-2 are transposed, and queries, keys and values are one tensor. What transformers loads from the file is the oracle.
+"""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import normscope as ns
+from architectures import ARCHITECTURES, GROUPED, random_model
+from normscope.models.load import load_model
+
+SETTINGS = {
+    "qwen2": ("Qwen2ForCausalLM", GROUPED),
+    "gemma2": ARCHITECTURES["gemma2"],
+    "gpt2": ("GPT2LMHeadModel", {**ARCHITECTURES["gpt2"][1], "n_positions": 1024}),  # which the file does not say
+}
+TOKENS = torch.arange(3, 15).reshape(2, 6)
+
+
+@pytest.fixture(params=SETTINGS)
+def stored(request, tmp_path, monkeypatch):
+    """A tiny model, and the file that it was written to as llama.cpp does."""
+    gguf = pytest.importorskip("gguf")
+    kind = request.param
+    monkeypatch.setitem(ARCHITECTURES, kind, SETTINGS[kind])
+    model = random_model(kind)
+    config, folder = model.config, tmp_path / "stored"
+    folder.mkdir()
+    writer = gguf.GGUFWriter(folder / "model.gguf", kind)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_head_count(config.num_attention_heads)
+    if kind == "gpt2":
+        writer.add_feed_forward_length(4 * config.hidden_size)
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_key_length(getattr(config, "head_dim", None) or 8)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values = tensor.numpy()
+        if kind == "gemma2" and "norm" in name:
+            values = values + 1
+        if kind == "gpt2" and values.ndim == 2 and ".c_" in name:
+            values = values.T
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model, folder / "model.gguf"
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(input_ids=TOKENS).logits
+
+
+def test_a_file_is_loaded_and_folded_as_transformers_loads_it(stored, tmp_path):
+    model, file = stored
+    own = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    expected = logits(own)
+    torch.testing.assert_close(expected, logits(model), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(load_model(file)), expected, rtol=0, atol=0)
+    folding = ns.fold(file, out=tmp_path / "folded")
+    assert folding.holds, folding.certificate
+    assert sum(verdict.affine.what == "folded" for verdict in folding.norms) == 4 + (
+        not model.config.tie_word_embeddings
+    )
+    folded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folded")
+    apart = logits(folded) - expected
+    assert apart.abs().max() < 1e-5 * expected.abs().max()
+
+
+def test_ranges_of_a_file_are_those_of_its_model(stored):
+    model, file = stored
+    found, expected = ns.ranges(file), ns.ranges(model)
+    assert found.holds
+    assert [row.layer for row in found.layers] == [row.layer for row in expected.layers]
+    bounds = [[row.bound for row in each.layers] for each in (found, expected)]
+    np.testing.assert_allclose(*bounds, rtol=1e-5)
