@@ -46,15 +46,15 @@ This page is made from the files in `docs/results/reproductions` by `python tool
 docs`: nothing in it is typed in.
 
 **Verdicts.** With [l, h] the 95% interval of the mean paired difference over seeds (Student's t)
-and E the published effect: a claim *holds* if l > 0, after Holm's correction over the claims of one
-run; it *does not hold* if h < 0, or h < E/2; it is *not shown* if neither is so though the design
-had a power of 80% for E, or no E is published; otherwise it *cannot be decided here*, and the table
-says what would decide it. *Power*: the chance to get l > 0 if the truth is E, from the number of
-seeds and the spread seen; where there is no E, the least effect that is seen with 80%; "exact" for
-what is proved or certified in every case. That one side is not worse than another by a margin is a
-claim of its own, with a margin fixed before the run. Settings are chosen on other seeds and other
-data than those that decide; each run's plan is written to its config.json before it begins. Runs
-from before this rule have no plan.
+and E the published effect: a claim *holds* if l > 0 and *does not hold* if h < 0, both after Holm's
+correction over the claims of one run; it does not hold either if h < E/2. It is *not shown* if
+neither is so though the design had a power of 80% for E, or no E is published; otherwise it *cannot
+be decided here*, and the table says what would decide it. *Power*: the chance to get l > 0 if the
+truth is E, from the number of seeds and the spread seen; where there is no E, the least effect that
+is seen with 80%; "exact" for what is proved or certified in every case. That one side is not worse
+than another by a margin is a claim of its own, with a margin fixed before the run. Settings are
+chosen on other seeds and other data than those that decide; each run's plan is written to its
+config.json before it begins. Runs from before this rule have no plan.
 
 ## Claims
 

@@ -1,7 +1,7 @@
 """From differences between seeds to verdicts. With D the mean difference, [l, h] its interval and E the paper's effect:
 
 holds                   l > 0, after Holm's correction over the claims of one experiment
-does not hold           h < 0, or h < E/2 where the paper states E
+does not hold           h < 0, after the same correction, or h < E/2 where the paper states E
 not shown               neither, and the design had a power of 80% or more for E, or the paper states none
 cannot be decided here  neither, and its power was less
 """
