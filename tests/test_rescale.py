@@ -1,7 +1,9 @@
 """Powers of two through whole models: the same function, the same bits, and values that fit half precision."""
 
 import copy
+import csv
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from normscope.results.folding import FITS, KEPT_STREAM, RESCALED
 from normscope.rewrite import rescale
 
 HUGE = 2.0**14
+DOCS = Path(__file__).parent.parent / "docs"
 
 
 def with_huge_writers(architecture, parts, factor=HUGE, layers=1):
@@ -231,3 +234,14 @@ def test_arguments_that_make_no_sense_are_refused():
         fold(model, inputs=ids, rescale="float16", tolerance=-1)
     with pytest.raises(InputError, match="rms can't be combined with rescale"):
         fold(model, inputs=ids, rescale="float16", rms=True)
+
+
+def test_the_page_on_folding_says_what_was_largest_in_float16():
+    text, largest = (DOCS / "folding.md").read_text(encoding="utf-8"), {}
+    for name in ("stream-float16", "stream-float16-rescaled"):
+        with (DOCS / "results" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+            largest[name] = max((float(row["largest input"]), row["norm"]) for row in csv.DictReader(file))
+    (before, norm), (after, same) = largest.values()
+    assert (after, same) == (before / 16, norm)
+    assert f"give {before:g} as the largest entry that a norm reads before, and {after:g} after" in text
+    assert f"`{norm}`" in text
