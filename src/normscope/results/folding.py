@@ -80,7 +80,7 @@ class StreamVerdict:
     ] = None
     seen: Annotated[
         float | None,
-        Column("largest seen", "The largest entry, in float64, in the calls run: on generated inputs, and given.", ".6g"),
+        Column("largest seen", "The largest entry in all calls that were run, in float64.", ".6g"),
     ] = None
     exponent: Annotated[
         int | None, Column("power of two", "The factor: 2 to this power.", lambda power: f"2^{power}" if power else "1")
