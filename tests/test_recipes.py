@@ -219,7 +219,8 @@ def test_a_set_that_is_not_complete_is_an_error():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a: [", "can't be read as YAML"),
+        ("a: [", "can't be read as YAML: line 1: expected the node content, but found '<stream end>'"),
+        ("a: [1, 2\n b: {", "can't be read as YAML: line 2: expected ',' or ']', but got ':'"),
         ("- 1", "must have one of SmoothQuantModifier, AWQModifier, SpinQuantModifier"),
         ("a_stage: {a_modifiers: {GPTQModifier: {scheme: W4A16}}}", "got modifiers: GPTQModifier"),
         ("a_stage: {a_modifiers: {AWQModifier: {}}}", "must have a list of mappings, got None"),

@@ -1,7 +1,9 @@
 """Powers of two through whole models: the same function, the same bits, and values that fit half precision."""
 
 import copy
+import csv
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from normscope.results.folding import FITS, KEPT_STREAM, RESCALED
 from normscope.rewrite import rescale
 
 HUGE = 2.0**14
+DOCS = Path(__file__).parent.parent / "docs"
 
 
 def with_huge_writers(architecture, parts, factor=HUGE, layers=1):
@@ -223,6 +226,112 @@ def test_modules_without_a_configuration_get_another_eps_each(factor):
     assert (found.exponent < 0) == (factor > 1)
 
 
+class Centre(nn.Module):
+    """A norm that does not divide: its output grows with its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        return (x - x.mean(-1, keepdim=True)) * self.weight + self.bias
+
+
+class Changed(Residual):
+    """A stream that something acts on between its norms."""
+
+    def __init__(self, change, factor=2.0**20):
+        torch.manual_seed(0)
+        super().__init__(factor)
+        self.change, self.centre = change, Centre()
+        self.register_buffer("stored", torch.randn(4) * factor)
+        self.register_buffer("created", torch.randn(4) * factor, persistent=False)
+        self.plain, self.hidden = torch.randn(4) * factor, [self.table.weight]
+
+    def forward(self, ids):
+        x = 3.0 * self.table(ids)
+        x = self.change(self, x + self.down(torch.relu(self.up(self.norm(x)))))
+        return self.last(x)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda self, x: torch.div(x, 3.0, rounding_mode="floor"), "div in the model"),
+        (lambda self, x: x.round(), "round in the model"),
+        (lambda self, x: 3e5 * torch.tanh(x / 3e5), "tanh in the model"),
+        (lambda self, x: x.clamp(-1e6, 1e6), "clamp in the model"),
+        (lambda self, x: 1 - x, "rsub in the model"),
+        (lambda self, x: torch.where(x > 1e5, x, -x), "gt in the model"),
+        (lambda self, x: torch.where(x > 1e5, x, 1.0), "in the model"),
+        (lambda self, x: x + torch.full_like(x, 1e5), "full_like in the model"),
+        (lambda self, x: x + self.norm.eps, "add in the model"),
+        (lambda self, x: x + self.plain, "is added to it"),
+        (lambda self, x: x + self.hidden[0].mean(0), "is added to it"),
+        (lambda self, x: x + self.created, "created with the model"),
+        (lambda self, x: x + self.stored, ""),
+        (lambda self, x: x * self.stored, ""),
+        (lambda self, x: torch.add(x, self.down(self.up(self.norm(x))), alpha=0.5), ""),
+        (lambda self, x: self.centre(x), ""),
+        (lambda self, x: x * x, ""),
+    ],
+)
+def test_whatever_acts_on_a_stream_follows_its_scale_or_is_named(change, words):
+    model = Changed(change)
+    folding = fold(model, inputs=torch.arange(5), rescale="float16")
+    assert folding.holds
+    assert folding.certificate.rewrite_difference == 0.0
+    if words:
+        assert any(each.what == KEPT_STREAM and words in each.how for each in folding.streams)
+        assert not [name for name in folding.changed if "table" in name]
+    else:
+        assert "table.weight" in folding.changed
+
+
+class HalfNorm(nn.Module):
+    """An RMSNorm that computes in the type of its input."""
+
+    def __init__(self, eps):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(4)), eps
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt((x * x).mean(-1, keepdim=True) + self.eps))
+
+
+@pytest.mark.parametrize(("eps", "broken"), [(1e-2, 0), (1e-6, 2)])
+def test_an_eps_that_is_0_in_half_precision_once_rescaled_breaks_the_certificate(eps, broken):
+    model = Residual(1.0)
+    model.norm, model.last = HalfNorm(eps), HalfNorm(eps)
+    with torch.no_grad():
+        model.table.weight[0] = 0.0
+        model.up.weight.mul_(2.0**8)
+        model.down.weight.mul_(2.0**13)
+    folding = fold(model.half(), inputs=torch.arange(1, 5), rescale="float16")  # without the row of zeros
+    assert stream(folding).what == RESCALED
+    assert len(folding.certificate.broken) == broken
+    assert folding.holds is not bool(broken)
+    assert all("is not 0 in float16, in which it is added" in words for words in folding.certificate.broken)
+
+
+def test_a_checkpoint_that_its_stored_type_cannot_hold_is_refused_with_the_tensor(tmp_path):
+    model = folding_model("llama", layers=1)
+    nn.init.constant_(model.model.norm.weight, 1e5)
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(InputError, match=r"model.norm.weight holds values that are not finite in float16"):
+        fold(tmp_path / "model", rescale="float16", dtype="float16")
+    assert fold(tmp_path / "model", rescale="float16", dtype="bfloat16").holds
+
+
+def test_a_model_that_is_still_infinite_in_its_own_type_says_so():
+    model = with_huge_writers("llama", ("lm_head",), 2.0**17).half()
+    nn.init.constant_(model.lm_head.weight, 6e4)
+    nn.init.constant_(model.model.norm.weight, 1e3)
+    folding = fold(model, rescale="float16")
+    assert folding.certificate.folded_error is None
+    assert "In float16, outputs of both models are not finite on these inputs." in folding.remarks()
+
+
 def test_arguments_that_make_no_sense_are_refused():
     model, ids = Residual(1.0), torch.arange(5)
     with pytest.raises(InputError, match=r"rescale must be one of float16, .*, got 'half'"):
@@ -231,3 +340,14 @@ def test_arguments_that_make_no_sense_are_refused():
         fold(model, inputs=ids, rescale="float16", tolerance=-1)
     with pytest.raises(InputError, match="rms can't be combined with rescale"):
         fold(model, inputs=ids, rescale="float16", rms=True)
+
+
+def test_the_page_on_folding_says_what_was_largest_in_float16():
+    text, largest = (DOCS / "folding.md").read_text(encoding="utf-8"), {}
+    for name in ("stream-float16", "stream-float16-rescaled"):
+        with (DOCS / "results" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+            largest[name] = max((float(row["largest input"]), row["norm"]) for row in csv.DictReader(file))
+    (before, norm), (after, same) = largest.values()
+    assert (after, same) == (before / 16, norm)
+    assert f"give {before:g} as the largest entry that a norm reads before, and {after:g} after" in text
+    assert f"`{norm}`" in text

@@ -144,8 +144,11 @@ def test_a_matrix_of_a_file_is_checked_and_used(tmp_path):
     folding = fold(model, inputs=ids, rotate=tmp_path / "keeping.npy")
     assert folding.streams[0].what == ROTATED
     assert folding.certificate.rewrite_difference < 1e-13
-    assert "does not keep the vector of ones" in fold(model, inputs=ids, rotate=tmp_path / "other.npy").streams[0].how
-    assert "a matrix of order 7" in fold(model, inputs=ids, rotate=tmp_path / "larger.npy").streams[0].how
+    with pytest.raises(InputError, match=r"turns no stream: a LayerNorm reads it, .*not keep the vector of ones"):
+        fold(model, inputs=ids, rotate=tmp_path / "other.npy")
+    with pytest.raises(InputError, match=r"turns no stream: .*a matrix of order 7, and the stream has 6 channels"):
+        fold(model, inputs=ids, rotate=tmp_path / "larger.npy")
+    assert "tanh" in fold(Block("tanh"), inputs=ids, rotate=tmp_path / "larger.npy").streams[0].how
     with pytest.raises(InputError, match=r"rotate must be hadamard, random or a .npy file, got 'walsh'"):
         fold(model, inputs=ids, rotate="walsh")
 

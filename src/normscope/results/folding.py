@@ -78,7 +78,10 @@ class StreamVerdict:
     bound: Annotated[
         float | None, Column("bound", "No entry was beyond this, whatever the input; none if it is not known.", ".6g")
     ] = None
-    seen: Annotated[float | None, Column("largest seen", "The largest entry in the certified call.", ".6g")] = None
+    seen: Annotated[
+        float | None,
+        Column("largest seen", "The largest entry in all calls that were run, in float64.", ".6g"),
+    ] = None
     exponent: Annotated[
         int | None, Column("power of two", "The factor: 2 to this power.", lambda power: f"2^{power}" if power else "1")
     ] = None

@@ -16,6 +16,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from normscope.models.graph import ModelGraph
+from normscope.models.graph_operations import kind_of
 from normscope.models.transformers_library import locked
 from normscope.results.inventory import FoundNorm
 from normscope.rewrite.norm_places import path_of
@@ -67,9 +68,13 @@ class EpsSettings:
 
 
 def eps_identities(before: ModelGraph, after: ModelGraph, factors: Mapping[str, float]) -> Iterator[tuple[str, bool]]:
-    """Whether two traced calls differ in nothing but numbers of norms, which are so many times as large, in words."""
+    """Whether two traced calls differ in nothing but numbers of norms, which are so many times as large, in words.
+
+    A norm that adds its eps in half precision must not lose it: an input of zeros would be divided by 0.
+    """
     norm_of = {node: norm for norm in factors for call in before.calls_of(norm) for node in call}
     changed: dict[str, list[bool]] = {norm: [] for norm, factor in factors.items() if factor != 1}
+    lost: dict[str, str] = {}
     same = len(before.nodes) == len(after.nodes)
     for one, other in zip(before.nodes, after.nodes, strict=False):
         same = same and one.name == other.name and str(one.target) == str(other.target)
@@ -82,9 +87,13 @@ def eps_identities(before: ModelGraph, after: ModelGraph, factors: Mapping[str, 
             continue
         pairs = [(a, b) for a, b in zip(*numbers, strict=True) if a != b]
         changed[norm] += [isinstance(a, float) and b == a * factors[norm] for a, b in pairs]
+        if kind_of(other) == "add" and not all(torch.tensor(b, dtype=other.meta["val"].dtype) for _, b in pairs):
+            lost[norm] = str(other.meta["val"].dtype).removeprefix("torch.")
     yield "every operation is that of the original but for the eps of norms", same
     for norm, right in changed.items():
         yield f"the eps of {norm} is {factors[norm]:g} times that of the original", bool(right) and all(right)
+        if norm in lost:
+            yield f"the eps of {norm} is not 0 in {lost[norm]}, in which it is added", False
 
 
 def same_numbers(one: nn.Module, other: nn.Module) -> bool:

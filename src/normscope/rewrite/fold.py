@@ -25,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from normscope.certificates.check_fold import LARGEST_DIFFERENCE, Scaling
@@ -149,6 +150,8 @@ def fold(
     live = subject.module
     if any(parameter.is_meta for parameter in live.parameters()):
         raise InputError("model must have its weights loaded to be folded, got a model on the meta device")
+    if dtype is not None:
+        _require_finite(live, dtype)
     given = subject.example
     example = example_inputs(live) if given is None else first_batch(live, given)
     graph = _traced(live, example, generated=given is None)
@@ -260,6 +263,14 @@ def _folded(
             matrices={} if rewrites.turning is None else rewrites.turning.matrices,
         ),
     )
+
+
+def _require_finite(model: nn.Module, dtype: str) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.dtype == getattr(torch, dtype) and not parameter.isfinite().all():
+            raise InputError(
+                f"{name} holds values that are not finite in {dtype}: give another --dtype, such as float32"
+            )
 
 
 def _gain_rounding(scaling: Scaling, weights: NewWeights, stored: StoredTensors, tolerance: float) -> float | None:

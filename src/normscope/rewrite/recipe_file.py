@@ -70,6 +70,9 @@ def read_recipe(path: Path) -> tuple[Step, ...]:
         raise InputError(f"{path} must be a recipe of llm-compressor, but has {path.stat().st_size:,} bytes")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        where = "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "
+        raise InputError(f"{path} can't be read as YAML: {where}{error.problem}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path} can't be read as YAML: {first_line(error)}") from None
     found = list(_modifiers(content))

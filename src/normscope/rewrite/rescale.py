@@ -84,13 +84,15 @@ def plan_rescale(
     """
     found = {path_of(norm): norm for norm in norms if path_of(norm) in streams.calls}
     tensors = {path: NormTensors.of(model, uses, path) for path in found}
-    scales = Scales(streams, _tensors(uses), {path: each.names for path, each in tensors.items()}, settings.of_norm,
-                    settings.fixed)  # fmt: skip
+    dividing = {path: norm for path, norm in found.items() if norm.norm is not None and norm.norm.scales}
+    scales = Scales(
+        streams, _tensors(uses), {path: tensors[path].names for path in dividing}, settings.of_norm, settings.fixed
+    )
     calls = {
         call.output: NormCall(path, tensors[path].norm(norm.norm, weights), norm.axis)
-        for path, norm in found.items()
+        for path, norm in dividing.items()
+        if norm.norm is not None
         for call in streams.calls[path]
-        if norm.norm is not None and norm.norm.scales
     }
     sizes = TwoSizes(model, uses.graph)
     walk = Walk(uses.graph, lru_cache(8)(weights.__getitem__), calls, given, sizes=sizes)

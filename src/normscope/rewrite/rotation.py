@@ -17,6 +17,7 @@ from torch.fx import Node
 
 from normscope.certificates.check_fold import Turning
 from normscope.checks import Floats
+from normscope.errors import InputError
 from normscope.models.graph_operations import kind_of
 from normscope.norm import Norm
 from normscope.results.folding import KEPT_STREAM, ROTATED, StreamVerdict
@@ -105,6 +106,7 @@ def plan_rotation(
     outputs: dict[str, str] = {}
     done: list[StreamVerdict] = []
     kept: list[tuple[bool, StreamVerdict]] = []
+    unfit: list[tuple[bool, str]] = []  # why the matrix of a file is none for a stream that could be turned
     for number, space in enumerate(_spaces(streams)):
         name = _named(space, streams)
         projects = any(known[call.norm].projects for call in space.norms)
@@ -112,6 +114,7 @@ def plan_rotation(
         reason = _objection(space, known, places, uses, turned)
         made = reason or rotation(kind, space.size, (seed, number), keeps_ones=projects)
         if isinstance(made, str):
+            unfit += [] if reason else [(space.adds_up, made)]
             kept.append((space.adds_up, StreamVerdict(name, KEPT_STREAM, made)))
             continue
         matrices[name] = made.matrix
@@ -122,6 +125,8 @@ def plan_rotation(
         outputs |= {call.norm: name for call in space.norms}
         done.append(StreamVerdict(name, ROTATED, f"{made.words}; {len(places)} tensors"))
     none = not done and not any(adds_up for adds_up, _ in kept)
+    if not done and (wrong := next((words for adds_up, words in unfit if adds_up or none), None)):
+        raise InputError(f"rotate turns no stream: {wrong}")
     told = [verdict for adds_up, verdict in kept if adds_up or none]
     every = {tensor: tuple(sorted(axes.items())) for tensor, axes in turned.items()}
     return Rotations(Turning(matrices, frozenset(keep_ones), every, outputs), (*done, *told))

@@ -56,7 +56,8 @@ class Scales:
     """The equations of one traced call.
 
     `tensor` says which stored tensor a name stands for and why it can't change; `norm_tensors` are the gain and the
-    bias of a norm, None where they are 1 and 0; `eps` says for each norm with an eps which setting holds it.
+    bias of every norm that divides by the size of its input, None where they are 1 and 0 (other norms are followed
+    operation by operation); `eps` says for each norm with an eps which setting holds it.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Scales:
                 self._system.equal(node, first)
                 if reason:
                     self._system.fix(first, f"it is computed with {reason}")
-        calls = [call for placed in streams.calls.values() for call in placed]
+        calls = [call for norm in norm_tensors for call in streams.calls[norm]]
         inside = {node: call for call in calls for node in call.nodes}
         for node in self._graph.nodes:
             call = inside.get(node)
@@ -135,7 +136,7 @@ class Scales:
         kind, source = kind_of(node), handed_on(node)
         if source in given or (kind in SAME and len(given) == 1):
             self._system.equal(node, source or given[0])
-        elif kind in SUMS and self._adds_nothing_else(node):
+        elif kind in SUMS and self._adds_nothing_else(node) and node.kwargs.get("reduce") in (None, "add"):
             for value in given:
                 self._system.equal(node, value)
         elif kind == "masked_fill" and _is_zero(argument(node, "value")):
@@ -161,7 +162,7 @@ class Scales:
                 self._system.equal(node, added)
         elif kind in PRODUCTS or is_grouped(node):
             self._system.add(node, [leaf for leaf in pytree.tree_leaves(args) if leaf in given])
-        elif kind == "div":
+        elif kind == "div" and node.kwargs.get("rounding_mode") is None:
             self._system.add(node, args[:1] if args[0] in given else (), args[1:2] if args[1] in given else ())
         elif kind == "pow" and isinstance(args[1], int) and args[1] > 0 and args[0] in given:
             self._system.add(node, [args[0]] * args[1])

@@ -79,6 +79,9 @@ def remarks(result: Folding) -> Iterator[str]:
     )
     yield f"{holding} {found.identities} identities of weights hold{same}."
     yield from _counted(result)
+    if found.folded_error is None and found.rewrite_difference is not None:
+        whose = "both models" if found.original_error is None else "the folded model"
+        yield f"In {found.dtype}, outputs of {whose} are not finite on these inputs."
     if not result.changed:
         what = "had to be, or could be, rescaled" if result.streams else "could be folded"
         yield f"Nothing {what}: the model is unchanged."
