@@ -1,12 +1,15 @@
 """The text and tables of docs/peers.md, from docs/results/peers.json."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 from ranges_and_keys import brief, commit_of, keys_part, ranges_part, table, wrapped
 
+FOLD_TIME = Path(__file__).parents[2] / "docs" / "results" / "fold-time.json"
 CHANGED = 1e-4  # relative: far above what float32 costs these models, far below what a wrong fold does
 TEXT = """# Beside other tools
 
@@ -73,9 +76,20 @@ part that it keeps; [folding](folding.md) has them for more architectures.
 
 ### Time
 
-CPU seconds on one thread of an {processor}. Loading the model is included, imports are not. For normscope the time
-includes the certificate (runs in float64) and writing the folder; the peers do neither.
-auto-round's includes rotating.
+For normscope all times include the certificate (runs in float64) and writing the folder; the peers do neither.
+auto-round's include rotating.
+
+Whole processes, as a user starts them, with warm caches: CPU seconds on one thread of an {fold_processor}, medians of
+{rounds} rounds in turn, both on the same folder. From `normscope bench fold-time`,
+which [folding](folding.md#time) describes; kept in [results/fold-time.json](results/fold-time.json).
+
+{whole}
+
+Calls alone, for all peers: CPU seconds on one thread of an {processor}, once, from Python, in a process that folds
+one model after the other. Loading the model is included, imports at the start are not. The columns
+can't be added to a whole process: these tools import and prepare more when they are first called,
+which counts for the first tiny model. Between calls alone, transformer-lens is ahead by more than between
+whole processes, most of which are imports.
 
 {time}
 
@@ -118,6 +132,7 @@ def page(results: dict[str, Any]) -> str:
     plain = {name: column for name, column in there.items() if "," not in name}
     rotated = {name: column for name, column in there.items() if "," in name}
     rows = [row for column in there.values() for row in column["models"].values() if "stopped" not in row]
+    whole = json.loads(FOLD_TIME.read_text(encoding="utf-8"))
     text = TEXT.format(
         versions=versions_table(there, results),
         absent="\n".join(f"- **{name}**: {reason}." for name, reason in absent.items()) + "\n\n" * bool(absent),
@@ -135,6 +150,9 @@ def page(results: dict[str, Any]) -> str:
         said="\n".join(said(plain)),
         processor=results["processor"],
         time=time_table(plain, results["folding"]["real"]),
+        whole=whole_table(whole),
+        rounds=whole["runs"][0]["rounds"],
+        fold_processor=whole["machine"]["processor"],
         ranges=ranges_part(results.get("ranges")),
         keys=keys_part(results["keys"], results.get("unargmaxable")),
     )
@@ -259,6 +277,19 @@ def listed_words(names: list[str]) -> str:
     ('a, b and c', 'a', 'none')
     """
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or "none"
+
+
+def whole_table(times: dict[str, Any]) -> str:
+    """Imports and whole processes of the two that were measured in turn."""
+    runs = times["runs"]
+    names = [run["model"].split("-Instruct")[0] for run in runs]
+    rows = [
+        [who, *(f"{value:.1f}" for run in runs for value in (run[f"{part}import_seconds"], run[f"{part}{total}"]))]
+        for who, part, total in (("`normscope fold`", "", "cpu_seconds"), (times["peer"], "peer_", "seconds"))
+    ]
+    ratios = [cell for run in runs for cell in ("", f"{run['ratio']:.2f}")]
+    heads = [head for name in names for head in (f"{name}: imports", "all of it")]
+    return table(["", *heads], [*rows, ["ratio", *ratios]])
 
 
 def time_table(columns: dict[str, Any], real: str) -> str:
