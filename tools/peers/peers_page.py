@@ -36,7 +36,8 @@ after are compared on 4 × 12 random tokens or 4 random images (seed {inputs_see
 - **llm-compressor**: `oneshot` with `SpinQuantModifier(rotations=[])`, which folds norms as the
   first step of SpinQuant. Its defaults, with rotations R1 and R2, are in the second table. For
   the 576 channels of {real}, which are no power of two, these and `RotationConfig` get blocks of
-  32.
+  32. Every model is loaded by transformers alike; for mixtral it asks for its own
+  `load_quantizable_moe`, so that its two mixtral cells are not for the way in which it is meant to be used.
 - **auto-round**: `apply_rotation` with `RotationConfig()` and the data type `int`. It folds norms
   where it lists the architecture, and rotates. In the second table, `SpinQuantPreprocessor` with
   offline rotations R1 and R2, which is written for models like Llama; by default it rotates while
@@ -101,7 +102,7 @@ whole processes, most of which are imports.
 
 - **transformer-lens** is for looking inside: hooks on every activation, caches, patching,
   attribution, for the {adapters} architectures that it lists. It is right wherever it folds, and
-  quicker, because it certifies and writes nothing. It folds value biases and centres the
+  for {real} quicker: it certifies and writes nothing. It folds value biases and centres the
   unembedding too, and gives layers a bias where they had none, so that its norms keep none. Ties
   are undone without a word: the folded model is one to study more than to ship.
 - **llm-compressor** is for making quantized checkpoints: rotations, calibration, formats that
@@ -120,7 +121,7 @@ whole processes, most of which are imports.
 - **normscope** is for changing weights and knowing that the function is the same: it needs no table
   of architectures, keeps ties unless asked, gives a reason for each norm that it keeps, and
   certifies the written file. Its verdicts on keys have certificates, at any scale and number. It
-  takes longer to fold than transformer-lens, keeps a bias that no layer can take, stores no BERT
+  takes longer to fold {real} than transformer-lens, keeps a bias that no layer can take, stores no BERT
   without its tie, does not quantize, and has no hooks.
 """
 
