@@ -10,6 +10,7 @@ from rich.console import Console
 from normscope import demo_model, inspect
 from normscope.data import sample_text
 from normscope.report.terminal import as_csv, as_text, short_names, show
+from normscope.results.finding_list import Finding, FindingList
 from normscope.results.folding import Decision, Folding, NormVerdict
 from normscope.results.inspection import Inspection, NormGeometry
 from normscope.results.inventory import FoundNorm
@@ -110,6 +111,19 @@ def test_columns_without_room_get_a_table_of_their_own(inspected, width):
     assert all(len(row.split()) > 1 for row in rows)
     for word in ("effective", "closeness", "share"):
         assert word in console.file.getvalue()
+
+
+def test_the_path_in_a_command_is_one_word_however_narrow_the_terminal():
+    path = f"/{'a-long/' * 12}model.gguf"
+    words = [f"{what} is far from what it is elsewhere, by 3.5 times." for what in ("The title", "The evidence", "Why")]
+    finding = Finding(
+        "NS102", "massive-activation", "warning", "seen on the text", *words, f"normscope spikes {path}", "x"
+    )
+    console = Console(width=60, file=io.StringIO(), force_terminal=True, color_system=None)
+    show(FindingList(path, (finding,)), console)
+    lines = console.file.getvalue().splitlines()
+    assert sum(line.strip() == path for line in lines) == 1
+    assert all(len(line) <= 60 for line in lines if path not in line)
 
 
 def test_names_are_full_where_there_is_no_terminal_and_with_all_columns():
