@@ -11,6 +11,7 @@ import transformers
 
 import normscope as ns
 from architectures import ARCHITECTURES, GROUPED, random_model
+from normscope.errors import CheckpointError
 from normscope.models.load import load_model
 
 SETTINGS = {
@@ -88,3 +89,24 @@ def test_ranges_of_a_file_are_those_of_its_model(stored):
     assert [row.layer for row in found.layers] == [row.layer for row in expected.layers]
     bounds = [[row.bound for row in each.layers] for each in (found, expected)]
     np.testing.assert_allclose(*bounds, rtol=1e-5)
+
+
+@pytest.mark.parametrize("stored", ["qwen2"], indirect=True)
+def test_a_file_without_a_tokenizer_takes_tokens_and_no_text(stored):
+    _, file = stored
+    assert ns.keys(file, inputs={"input_ids": TOKENS}).layers
+    for question in (ns.keys, ns.inspect, ns.spikes):
+        with pytest.raises(CheckpointError, match=r"a text needs a tokenizer, and the file has none: give tokens by"):
+            question(file, text="to be or not to be")
+
+
+@pytest.mark.parametrize("stored", ["qwen2"], indirect=True)
+def test_a_truncated_file_is_refused_by_every_question_and_named_once(stored, tmp_path):
+    _, file = stored
+    short = tmp_path / "short.gguf"
+    short.write_bytes(file.read_bytes()[:-1000])
+    questions = (ns.fold, ns.ranges, ns.inspect, lambda model: ns.keys(model, inputs={"input_ids": TOKENS}))
+    for question in questions:
+        with pytest.raises(CheckpointError, match=r"the file is truncated or damaged") as caught:
+            question(short)
+        assert str(caught.value).count(str(short)) == 1

@@ -166,6 +166,18 @@ def test_ascent_stays_within_the_bounds_of_a_mixture_of_experts_and_nears_them(n
     assert MIXTURES[name] < reached <= 1 + 1e-9
 
 
+def test_rows_of_experts_include_their_biases():
+    model = random_model("gpt_oss").double()
+    layer, name = model.model.layers[0], "model.layers.0.mlp.experts.gate_up_proj"
+    (row,) = (row for row in ranges(model, tight=0).layers if row.layer == name)
+    torch.manual_seed(0)
+    normed = layer.post_attention_layernorm(torch.randn(20000, 16, dtype=torch.float64) ** 3)
+    made = torch.einsum("td,edf->tef", normed, layer.mlp.experts.gate_up_proj) + layer.mlp.experts.gate_up_proj_bias
+    low, high = torch.tensor(row.lows), torch.tensor(row.highs)
+    reached = (2 * made - low - high) / (high - low)
+    assert 0.8 < reached.abs().max() <= 1
+
+
 class Case(nn.Module):
     """A norm, three layers and a table of numbers, put together by a function of them and the input."""
 

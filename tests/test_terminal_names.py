@@ -7,7 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from normscope import demo_model, inspect
+from normscope.data import sample_text
 from normscope.report.terminal import as_csv, as_text, short_names, show
+from normscope.results.finding_list import Finding, FindingList
 from normscope.results.folding import Decision, Folding, NormVerdict
 from normscope.results.inspection import Inspection, NormGeometry
 from normscope.results.inventory import FoundNorm
@@ -88,6 +91,39 @@ def test_tables_of_ranges_and_folds_do_not_wrap_names_nor_the_path_of_the_model(
         assert max(map(len, lines)) <= width
         assert sum("SmolLM2-135M-Instruct.Q4_1.gguf" in line for line in lines) == 1
         assert not any(line.strip() in ("rm", "orm", "norm") for line in lines)
+
+
+@pytest.fixture(scope="module")
+def inspected():
+    return inspect(demo_model(), text=sample_text()[:300])
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_columns_without_room_get_a_table_of_their_own(inspected, width):
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    show(inspected, console)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    tables = sum(line.startswith(" ─") for line in lines)
+    assert tables == {60: 2, 80: 2, 120: 1}[width]
+    rows = [line for line in lines if line.startswith(" ") and line.split()[-1:] and line.split()[-1][0].isdigit()]
+    assert len(rows) == 9 * tables
+    assert all(len(row.split()) > 1 for row in rows)
+    for word in ("effective", "closeness", "share"):
+        assert word in console.file.getvalue()
+
+
+def test_the_path_in_a_command_is_one_word_however_narrow_the_terminal():
+    path = f"/{'a-long/' * 12}model.gguf"
+    words = [f"{what} is far from what it is elsewhere, by 3.5 times." for what in ("The title", "The evidence", "Why")]
+    finding = Finding(
+        "NS102", "massive-activation", "warning", "seen on the text", *words, f"normscope spikes {path}", "x"
+    )
+    console = Console(width=60, file=io.StringIO(), force_terminal=True, color_system=None)
+    show(FindingList(path, (finding,)), console)
+    lines = console.file.getvalue().splitlines()
+    assert sum(line.strip() == path for line in lines) == 1
+    assert all(len(line) <= 60 for line in lines if path not in line)
 
 
 def test_names_are_full_where_there_is_no_terminal_and_with_all_columns():

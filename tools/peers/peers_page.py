@@ -1,12 +1,15 @@
 """The text and tables of docs/peers.md, from docs/results/peers.json."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 from ranges_and_keys import brief, commit_of, keys_part, ranges_part, table, wrapped
 
+FOLD_TIME = Path(__file__).parents[2] / "docs" / "results" / "fold-time.json"
 CHANGED = 1e-4  # relative: far above what float32 costs these models, far below what a wrong fold does
 TEXT = """# Beside other tools
 
@@ -33,7 +36,8 @@ after are compared on 4 × 12 random tokens or 4 random images (seed {inputs_see
 - **llm-compressor**: `oneshot` with `SpinQuantModifier(rotations=[])`, which folds norms as the
   first step of SpinQuant. Its defaults, with rotations R1 and R2, are in the second table. For
   the 576 channels of {real}, which are no power of two, these and `RotationConfig` get blocks of
-  32.
+  32. Every model is loaded by transformers alike; for mixtral it asks for its own
+  `load_quantizable_moe`, so that its two mixtral cells are not for the way in which it is meant to be used.
 - **auto-round**: `apply_rotation` with `RotationConfig()` and the data type `int`. It folds norms
   where it lists the architecture, and rotates. In the second table, `SpinQuantPreprocessor` with
   offline rotations R1 and R2, which is written for models like Llama; by default it rotates while
@@ -73,9 +77,20 @@ part that it keeps; [folding](folding.md) has them for more architectures.
 
 ### Time
 
-CPU seconds on one thread of an {processor}. Loading the model is included, imports are not. For normscope the time
-includes the certificate (runs in float64) and writing the folder; the peers do neither.
-auto-round's includes rotating.
+For normscope all times include the certificate (runs in float64) and writing the folder; the peers do neither.
+auto-round's include rotating.
+
+Whole processes, as a user starts them, with warm caches: CPU seconds on one thread of an {fold_processor}, medians of
+{rounds} rounds in turn, both on the same folder. From `normscope bench fold-time`,
+which [folding](folding.md#time) describes; kept in [results/fold-time.json](results/fold-time.json).
+
+{whole}
+
+Calls alone, for all peers: CPU seconds on one thread of an {processor}, once, from Python, in a process that folds
+one model after the other. Loading the model is included, imports at the start are not. The columns
+can't be added to a whole process: these tools import and prepare more when they are first called,
+which counts for the first tiny model. Between calls alone, transformer-lens is ahead by more than between
+whole processes, most of which are imports.
 
 {time}
 
@@ -87,7 +102,7 @@ auto-round's includes rotating.
 
 - **transformer-lens** is for looking inside: hooks on every activation, caches, patching,
   attribution, for the {adapters} architectures that it lists. It is right wherever it folds, and
-  quicker, because it certifies and writes nothing. It folds value biases and centres the
+  for {real} quicker: it certifies and writes nothing. It folds value biases and centres the
   unembedding too, and gives layers a bias where they had none, so that its norms keep none. Ties
   are undone without a word: the folded model is one to study more than to ship.
 - **llm-compressor** is for making quantized checkpoints: rotations, calibration, formats that
@@ -106,7 +121,7 @@ auto-round's includes rotating.
 - **normscope** is for changing weights and knowing that the function is the same: it needs no table
   of architectures, keeps ties unless asked, gives a reason for each norm that it keeps, and
   certifies the written file. Its verdicts on keys have certificates, at any scale and number. It
-  takes longer to fold than transformer-lens, keeps a bias that no layer can take, stores no BERT
+  takes longer to fold {real} than transformer-lens, keeps a bias that no layer can take, stores no BERT
   without its tie, does not quantize, and has no hooks.
 """
 
@@ -118,6 +133,7 @@ def page(results: dict[str, Any]) -> str:
     plain = {name: column for name, column in there.items() if "," not in name}
     rotated = {name: column for name, column in there.items() if "," in name}
     rows = [row for column in there.values() for row in column["models"].values() if "stopped" not in row]
+    whole = json.loads(FOLD_TIME.read_text(encoding="utf-8"))
     text = TEXT.format(
         versions=versions_table(there, results),
         absent="\n".join(f"- **{name}**: {reason}." for name, reason in absent.items()) + "\n\n" * bool(absent),
@@ -135,6 +151,9 @@ def page(results: dict[str, Any]) -> str:
         said="\n".join(said(plain)),
         processor=results["processor"],
         time=time_table(plain, results["folding"]["real"]),
+        whole=whole_table(whole),
+        rounds=whole["runs"][0]["rounds"],
+        fold_processor=whole["machine"]["processor"],
         ranges=ranges_part(results.get("ranges")),
         keys=keys_part(results["keys"], results.get("unargmaxable")),
     )
@@ -259,6 +278,19 @@ def listed_words(names: list[str]) -> str:
     ('a, b and c', 'a', 'none')
     """
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names) or "none"
+
+
+def whole_table(times: dict[str, Any]) -> str:
+    """Imports and whole processes of the two that were measured in turn."""
+    runs = times["runs"]
+    names = [run["model"].split("-Instruct")[0] for run in runs]
+    rows = [
+        [who, *(f"{value:.1f}" for run in runs for value in (run[f"{part}import_seconds"], run[f"{part}{total}"]))]
+        for who, part, total in (("`normscope fold`", "", "cpu_seconds"), (times["peer"], "peer_", "seconds"))
+    ]
+    ratios = [cell for run in runs for cell in ("", f"{run['ratio']:.2f}")]
+    heads = [head for name in names for head in (f"{name}: imports", "all of it")]
+    return table(["", *heads], [*rows, ["ratio", *ratios]])
 
 
 def time_table(columns: dict[str, Any], real: str) -> str:

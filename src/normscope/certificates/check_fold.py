@@ -18,6 +18,8 @@ ALGEBRA = 1e-11  # relative to the largest number that goes into an identity
 LARGEST_DIFFERENCE = 1e-9  # in float64, relative to the largest value of an output
 MORE_THAN_ROUNDING = 10  # times the rounding error of the original: tolerance for stored weights
 
+BLOCK = 2**16  # numbers that are compared at a time: they stay in the cache
+
 Stored = Callable[[str], Floats]  # a stored tensor by its name
 Identity = tuple[str, bool]  # in words, and whether it holds
 
@@ -144,23 +146,45 @@ def turning_identities(turning: Turning, before: Stored, after: Stored) -> Itera
 
 def _of_reader(taken: Taken, reader: TakenBy, centred: bool, before: Stored, after: Stored) -> Iterator[Identity]:
     """A layer maps the norm's z to the same output as before, up to its mean if it writes a centred stream."""
-    matrices: list[Floats] = []
+    weights: list[Floats] = []
+    gains: list[Floats] = []
     shifts: list[Floats] = []
     sizes: list[Floats] = []
     for stored in (before, after):
         weight = np.moveaxis(stored(reader.weight), reader.axis, -1)  # (outputs, inputs), or (experts, outputs, inputs)
         shift = reader.factor * taken.bias_in(stored)
         own = np.zeros(weight.shape[:-1]) if reader.bias is None else stored(reader.bias).reshape(weight.shape[:-1])
-        gain = taken.gain_in(stored)
-        matrices.append(weight if (gain == 1).all() else weight * gain)
+        weights.append(weight)
+        gains.append(taken.gain_in(stored))
         shifts.append(weight @ shift + own if shift.any() else own)
         sizes += [np.abs(weight) @ np.abs(shift) if shift.any() else np.zeros(weight.shape[:-1]), own]
-    scaled, shifted = matrices[1] - matrices[0], shifts[1] - shifts[0]
-    if centred:
-        scaled, shifted = scaled - scaled.mean(axis=-2, keepdims=True), shifted - shifted.mean(axis=-1, keepdims=True)
-    same = not scaled.any() or _small(scaled, *matrices)  # often equal to the last bit; NaN counts as other than 0
+    same = _equal_products(weights, gains)  # often to the last bit, which is quick to see
+    if not same:
+        products = [weight * gain for weight, gain in zip(weights, gains, strict=True)]
+        same = _small(_apart(products, -2 if centred else None), *products)
     yield f"{reader.layer} has taken over the gain of {taken.norm}", same
-    yield f"{reader.layer} has taken over the bias of {taken.norm}", _small(shifted, *sizes)
+    yield (
+        f"{reader.layer} has taken over the bias of {taken.norm}",
+        _small(_apart(shifts, -1 if centred else None), *sizes),
+    )
+
+
+def _equal_products(weights: list[Floats], gains: list[Floats]) -> bool:
+    """Whether two matrices with scaled columns are equal to the last bit; NaN equals nothing."""
+    plain = [bool((gain == 1).all()) for gain in gains]
+    step = max(1, BLOCK * len(weights[0]) // max(1, weights[0].size))
+    for at in range(0, len(weights[0]), step):
+        rows = (weight[at : at + step] for weight in weights)
+        made = (part if one else part * gain for part, gain, one in zip(rows, gains, plain, strict=True))
+        if not np.array_equal(*made):
+            return False
+    return True
+
+
+def _apart(pair: list[Floats], axis: int | None) -> Floats:
+    """The difference, without its mean along an axis."""
+    difference: Floats = pair[1] - pair[0]
+    return difference if axis is None else difference - difference.mean(axis=axis, keepdims=True)
 
 
 def _small(values: Floats, *beside: Floats) -> bool:

@@ -27,7 +27,10 @@ def gguf_config(checkpoint: Checkpoint) -> dict[str, Any]:
     """What the config.json of a .gguf file would say; InputError if transformers does not know its architecture."""
     kind = checkpoint.metadata.get(KIND)
     if not isinstance(kind, str) or not library.is_gguf_architecture(kind):
-        raise InputError(f"{library.version()} must know the architecture of a .gguf file, got {quoted(kind)}")
+        raise InputError(
+            f"{library.version()} must know the architecture of a .gguf file, got {quoted(kind)}: "
+            "give the model as a folder in Hugging Face format"
+        )
     with library.locked():
         try:
             config = library.gguf_config(outline(checkpoint.path))

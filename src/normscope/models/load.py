@@ -24,6 +24,7 @@ from normscope.models.gguf_model import config_of
 from normscope.models.weights import Weights
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+GGUF_TOKENIZER = "tokenizer.ggml.model"  # its kind, in the header of a .gguf file that has one
 CONTEXT = 1024  # tokens per piece, where a model allows more
 
 
@@ -185,6 +186,12 @@ def _gguf_tokenizer(path: Path) -> Any:
     """The tokenizer in a .gguf file; not by AutoTokenizer, which reads the file in a way that takes seconds."""
     from transformers import PreTrainedTokenizerFast
 
+    with open_checkpoint(path) as checkpoint:
+        if GGUF_TOKENIZER not in checkpoint.metadata:
+            raise CheckpointError(
+                f"{path}: a text needs a tokenizer, and the file has none: "
+                "give tokens by --inputs FILE, or inputs= in Python"
+            )
     with TemporaryDirectory() as folder, named(path), explained({}, "no tokenizer can be made from the file"):
         (Path(folder) / path.name).symlink_to(path.resolve())  # alone: files beside it may belong to another model
         return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=path.name, local_files_only=True)
@@ -319,11 +326,12 @@ def _json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Add the name of the folder to errors."""
+    """Add the name of the folder or file to errors that do not begin with it."""
     try:
         yield
     except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from None
+        reason = str(error)
+        raise CheckpointError(reason if reason.startswith(str(path)) else f"{path}: {reason}") from None
 
 
 def _special_tokens(tokenizer: Any, text: str) -> tuple[list[int], list[int]]:

@@ -1,5 +1,7 @@
 """Findings on a terminal: a block of text for each, the most important first."""
 
+from textwrap import wrap
+
 from rich.console import Console
 from rich.text import Text
 
@@ -14,7 +16,7 @@ def show(result: FindingList, console: Console) -> None:
     """Every finding with its evidence and advice; then what was checked without a finding, and what was not."""
     run = "" if result.text is None else f", run on {result.text}"
     head = f"{_counted(result)} on {result.model}{run}. {not_run(result)}"
-    console.print(Text(printable(head.rstrip())))
+    _indented(head.rstrip(), console, indent=0)
     for finding in result.findings:
         console.print()
         _show_finding(finding, console)
@@ -40,10 +42,10 @@ def _show_finding(finding: Finding, console: Console) -> None:
         _indented(part, console)
 
 
-def _indented(words: str, console: Console, style: str = "") -> None:
-    for line in Text(printable(words), style).wrap(console, console.width - INDENT):
-        line.rstrip()
-        console.print(Text(" " * INDENT) + line)
+def _indented(words: str, console: Console, style: str = "", indent: int = INDENT) -> None:
+    """Lines between words: a path that is wider than the terminal stays whole, so that its command can be copied."""
+    for line in wrap(printable(words), console.width - indent, break_long_words=False, break_on_hyphens=False):
+        console.print(Text(" " * indent).append(line, style), soft_wrap=True)
 
 
 def not_run(result: FindingList) -> str:

@@ -106,11 +106,11 @@ def _cut_around_number(name: str, width: int) -> str:
     return f"{start}{rest[: max(1, room - 1 - end)]}…{rest[len(rest) - end :]}"
 
 
-def _with_short_names(shown: Shown, rows: list[list[str]], width: int) -> list[list[str]]:
-    """The cells of a table whose columns of names leave room for the others, where they can."""
+def _with_short_names(shown: Shown, rows: list[list[str]], places: list[int], width: int) -> list[list[str]]:
+    """The cells of a table of some columns, in which names leave room for the others, where they can."""
     widths = _wide_headings(shown, rows)
-    names = [place for place in range(len(widths)) if not shown.numeric[place] and _are_names(rows, place)]
-    room = width - BETWEEN * len(widths) - sum(each for place, each in enumerate(widths) if place not in names)
+    names = [place for place in places if _are_names(shown, rows, place)]
+    room = width - BETWEEN * len(places) - sum(widths[place] for place in places if place not in names)
     columns = [[row[place] for row in rows] for place in range(len(widths))]
     names.sort(key=lambda place: -max(map(len, columns[place])))
     while names:  # the shortest first: what it does not need is left for the others
@@ -143,28 +143,34 @@ def short_title(title: str, width: int) -> str:
     return title.replace(word, f"…{word[1 - room :]}", 1)
 
 
-def _are_names(cells: list[list[str]], place: int) -> bool:
+def _are_names(shown: Shown, cells: list[list[str]], place: int) -> bool:
     """Whether a column holds names of modules: no blanks, and dots in one of them."""
-    return any("." in row[place] for row in cells) and not any(" " in row[place] for row in cells)
+    text = [] if shown.numeric[place] else [row[place] for row in cells]
+    return any("." in each for each in text) and not any(" " in each for each in text)
 
 
 def _parts(shown: Shown, width: int | None, fit: int | None) -> list[RenderableType]:
-    """One table; with all columns, split into as many tables as this width needs, with the meanings of the columns.
+    """One table, or as many as a width needs; `width`: with all columns and rows, and the meanings of the columns.
 
     `fit` is the width that names of modules, and the path in the title, are shortened for.
     """
     if not shown.values:
         return [Text(shown.table.empty)] if shown.table.empty else []
     rows = shown.cells[: shown.table.most] if width is None else shown.cells
-    if fit is not None:
-        rows = _with_short_names(shown, rows, fit)
     widths = [_width(shown, rows, place) for place in range(len(shown.columns))]
+    groups = [list(range(len(widths)))]
+    if width is not None:
+        groups = _fitting(widths, width)
+    elif fit is not None:
+        groups = _fitting(_least_widths(shown, rows), fit)
     parts: list[RenderableType] = []
-    for places in [list(range(len(widths)))] if width is None else _fitting(widths, width):
+    for places in groups:
+        cut = rows if fit is None else _with_short_names(shown, rows, places, fit)
         table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         title = printable(shown.title)
         if fit is not None:  # a title is as wide as its table
-            title = short_title(title, min(fit, sum(_wide_headings(shown, rows)) + BETWEEN * len(places)))
+            wide = _wide_headings(shown, cut)
+            title = short_title(title, min(fit, sum(wide[place] for place in places) + BETWEEN * len(places)))
         table.title = None if parts else Text(title)
         for place in places:
             heading = Text(shown.columns[place].heading)
@@ -172,7 +178,7 @@ def _parts(shown: Shown, width: int | None, fit: int | None) -> list[RenderableT
                 table.add_column(heading, justify="right", width=widths[place])
             else:
                 table.add_column(heading, overflow="fold")
-        for cells in rows:
+        for cells in cut:
             table.add_row(*(Text(printable(cells[place])) for place in places))
         parts.append(table)
     if width is not None:
@@ -185,6 +191,15 @@ def _width(shown: Shown, rows: list[list[str]], place: int) -> int:
     """The width of a column, so that neither its cells nor a word of its heading is cut; long texts are wrapped."""
     widest = max(len(text) for text in (*shown.columns[place].heading.split(), *(row[place] for row in rows)))
     return widest if shown.numeric[place] else min(widest, WIDEST)
+
+
+def _least_widths(shown: Shown, rows: list[list[str]]) -> list[int]:
+    """The widths that columns can be brought to: names are cut, texts are wrapped, figures stay."""
+    least = []
+    for place, each in enumerate(_wide_headings(shown, rows)):
+        blanks = any(" " in row[place] for row in rows)
+        least.append(min(each, SHORTEST) if blanks or _are_names(shown, rows, place) else each)
+    return least
 
 
 def _fitting(widths: list[int], width: int) -> list[list[int]]:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from normscope.certificates.check_fold import Promise, Scaling, Turning
 from normscope.checks import Floats
-from normscope.rewrite.stored_tensors import StoredTensors
+from normscope.rewrite.stored_tensors import StoredTensors, equal_values
 
-BLOCK = 2**22  # numbers of a matrix that are new at a time
+BLOCK = 2**17  # numbers of a matrix that are new at a time: they stay in the cache
 
 
 class NewWeights(ABC):
@@ -70,18 +70,25 @@ class FoldedWeights(NewWeights):
         }
 
     def __getitem__(self, name: str) -> Tensor:
-        first = self.names.first_name(name)
-        return self._new(first, self._original.in_float64(first))
+        dtype = self._original.dtype(self.names.first_name(name))
+        return self._in(torch.float64 if dtype.is_floating_point else dtype, name)
 
     def rounded(self, name: str) -> Tensor:
-        """The values in the dtype in which they are stored; large matrices are computed in parts."""
+        """The values in the dtype in which they are stored."""
+        return self._in(self._original.dtype(self.names.first_name(name)), name)
+
+    def _in(self, dtype: torch.dtype, name: str) -> Tensor:
+        """The values in a dtype; matrices are computed in parts."""
         first = self.names.first_name(name)
         old = self._original.values(first)
+        if not old.is_floating_point():
+            return old
         fixed = {self._centred.get(first), self._readers[first][1].axis if first in self._readers else None}
         axis = next((axis for axis in range(old.ndim) if axis not in fixed), None)
         if axis is None or first in {*self._gains, *self._biases, *self._reader_biases}:
-            return self._new(first, old.double()).to(old.dtype)
-        new, step = torch.empty_like(old), max(1, BLOCK * old.shape[axis] // old.numel())
+            return self._new(first, old.double()).to(dtype)
+        new = torch.empty_like(old, dtype=dtype)
+        step = max(1, BLOCK * old.shape[axis] // max(1, old.numel()))
         for block, target in zip(torch.split(old, step, axis), torch.split(new, step, axis), strict=True):
             target.copy_(self._new(first, block.double()))
         return new
@@ -188,7 +195,7 @@ def store(weights: NewWeights, tensors: StoredTensors) -> tuple[str, ...]:
             values = weights[names[0]]
             for name in names:  # a copy may hold separate tensors where the model shares one
                 target = tensors[name]
-                if not torch.equal(stored := values.to(target.dtype).to(target.device), target):
+                if not equal_values(stored := values.to(target.dtype).to(target.device), target):
                     changed.append(names[0])
                     target.data = stored if len(names) == 1 else stored.clone()  # the copy may share the old memory
     return tuple(dict.fromkeys(changed))
@@ -206,7 +213,7 @@ class HeldWeights:
         values = self._weights[name]
         names = self._changed.get(name, (name,))
         self._held[names[0]] = all(
-            torch.equal(self._tensors[each].cpu(), values.to(self._tensors[each].dtype)) for each in names
+            equal_values(self._tensors[each].cpu(), values.to(self._tensors[each].dtype)) for each in names
         )
         computed: Floats = values.numpy()
         return computed

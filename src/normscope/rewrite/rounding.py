@@ -69,8 +69,9 @@ def rounded_once_more(values: Tensor, dtype: torch.dtype, random: np.random.Gene
     True
     """
     numbers, made = values.reshape(-1), torch.empty(values.numel(), dtype=torch.float64)
-    for at in range(0, len(made), BLOCK):
-        block = numbers[at : at + BLOCK].double()
-        factors = torch.from_numpy(random.random(len(block), dtype=np.float32)).mul_(0.5).add_(0.5).double()
-        torch.div((block * factors).to(dtype).double(), factors, out=made[at : at + BLOCK])
+    single = values.dtype == dtype == torch.float32  # their products in float64 are exact: float32 rounds them once too
+    random_block = np.empty(BLOCK, np.float32)
+    for old, new in zip(numbers.split(BLOCK), made.split(BLOCK), strict=True):
+        factors = torch.from_numpy(random.random(dtype=np.float32, out=random_block[: len(old)])).mul_(0.5).add_(0.5)
+        new.copy_(old * factors if single else (old.double() * factors).to(dtype)).div_(factors)
     return made.view(values.shape)

@@ -37,7 +37,7 @@ from normscope.results.result import FOLDER_FILE
 from normscope.rewrite.eps_settings import same_numbers
 from normscope.rewrite.folded_files import MATRICES
 from normscope.rewrite.saved_program import as_function, open_program, save_program, stored_in
-from normscope.rewrite.stored_tensors import StoredTensors
+from normscope.rewrite.stored_tensors import StoredTensors, equal_values
 
 TEXTS = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".md")
 WRITTEN = ("config.json", "generation_config.json", FOLDER_FILE)
@@ -213,10 +213,12 @@ def _write_tokenizer(file: Path, folder: Path) -> None:
 
 def _require_same_tensors(stored: StoredTensors, wanted: StoredTensors, names: Iterable[str]) -> None:
     """Refuse a folder that loads tensors other than the certified ones."""
+    compared: set[str] = set()
     for name in names:
-        there = name in stored and torch.equal(stored[name], wanted[name])
-        if not there or stored.first_name(name) != wanted.first_name(name):
+        same = name in stored and stored.first_name(name) == (first := wanted.first_name(name))
+        if not same or (first not in compared and not equal_values(stored[name], wanted[name])):
             raise InputError(f"{name} is not loaded as it was saved: this architecture can't be stored folded")
+        compared.add(first)
 
 
 def _require_same_outputs(folding: Folding, outputs: list[Tensor]) -> None:

@@ -147,6 +147,8 @@ class RangeSearch(LayerWatch):
         self._counts: dict[Verdict, int] = dict.fromkeys(get_args(Verdict), 0)
         self._others: list[TensorRange] = []
         self._score_rows: list[TensorRange] = []
+        products = self.graph.multiplications.items()
+        self._stacks = {found.total: found for node, found in products if node not in self.graph.products}
         self._scores: dict[Node, Value] = {}
         self._rounded = UNITS.get(limit, UNITS["float32"])
         self._kept_apart = plain.held_otherwise(limit) if limit in ("float16", "bfloat16") else frozenset()
@@ -216,7 +218,7 @@ class RangeSearch(LayerWatch):
         """The row of a layer, or of a tensor with a role."""
         if node in self.layers:
             return self._layer(node, value)
-        stack = None if node in self.graph.products else self.graph.multiplications.get(node)
+        stack = self._stacks.get(node)
         if stack is not None and len(stack.outputs) == 1:  # experts, which no module of their own applies
             axis = stack.outputs[0].value
             moved = value.moved(lambda entry: entry.movedim(axis, -1))

@@ -2,7 +2,8 @@
 
 With the Python of an environment that has transformer-lens, the same folders are loaded and folded there too, with the
 settings that it recommends (its defaults), in turn with normscope, so that a noisy machine disturbs both alike. It
-certifies nothing and writes nothing. All processes have one thread.
+certifies nothing and writes nothing. All processes have one thread. A first round, in which bytecode is compiled and
+files come into memory, is not counted.
 """
 
 import json
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from normscope.data import demo_model
+from normscope.data import demo_model, name_of
 from normscope.models.load import is_gguf, load_model, load_tokenizer
 from normscope.models.transformers_library import quiet
 from normscope_lab.bench.new_processes import IMPORTS, Ended, run_code, run_command
@@ -40,7 +41,8 @@ def run(
     with tempfile.TemporaryDirectory() as scratch:
         for number, model in enumerate(models or [demo_model()]):
             folder = _written(model, Path(scratch) / f"model-{number}") if is_gguf(model) else model
-            rows.append(_measured(model.name, folder, peer, bar(range(rounds), f"folding {model.name}")))
+            name = name_of(demo_model()) if model.resolve() == demo_model() else model.name
+            rows.append(_measured(name, folder, peer, bar(range(1 + rounds), f"folding {model.name}")))
     return FoldTimes(this_machine(), None if peer is None else _version(peer), tuple(rows))
 
 
@@ -62,7 +64,9 @@ def _measured(name: str, folder: Path, peer: Path | None, rounds: Iterable[int])
         times.setdefault(what, []).append(ended.cpu_seconds)
         return ended
 
-    for _ in rounds:
+    for number in rounds:
+        if number == 1:
+            times.clear()  # the first round only warmed up
         with tempfile.TemporaryDirectory() as scratch:
             ended = add("fold", run_command("fold", str(folder), "--out", str(Path(scratch) / "folded"), "--json"))
         times.setdefault("export", []).append(ended.export_seconds)
