@@ -109,7 +109,7 @@ class FoldedWeights(NewWeights):
         if first in self._reader_biases:
             taken, reader = self._reader_biases[first]
             weight, bias = self._original.values(reader.weight).movedim(reader.axis, -1), torch.tensor(taken.bias)
-            parts = torch.split(weight, max(1, BLOCK * len(weight) // weight.numel()))
+            parts = torch.split(weight, max(1, BLOCK * len(weight) // max(1, weight.numel())))
             shift = torch.cat([part.double() @ bias for part in parts])
             values = values + reader.factor * shift.reshape(values.shape)
         if first in self._centred:
