@@ -176,6 +176,16 @@ def test_a_file_without_an_orthogonal_matrix_is_refused_in_one_line(tmp_path, ma
     assert "\n" not in str(found.value)
 
 
+def test_a_row_that_is_too_large_once_turned_breaks_the_certificate_also_where_no_token_looks_it_up():
+    model = Block("").half()
+    with torch.no_grad():
+        model.table.weight[6] = torch.tensor([6.4e4, -6.4e4, 6.4e4, -6.4e4, 6.4e4, -6.4e4])
+    folding = fold(model, inputs=torch.arange(6), rotate="random")
+    assert folding.module.table.weight[6].isinf().any()
+    assert folding.certificate.broken == ("table.weight is stored as it was computed",)
+    assert not folding.holds
+
+
 @pytest.mark.parametrize("left_out", ["q_proj", "o_proj", "lm_head"])
 def test_a_rotation_with_one_tensor_left_out_fails_and_writes_nothing(left_out, monkeypatch, tmp_path):
     honest = rotation_plan.plan_rotation

@@ -212,9 +212,7 @@ class HeldWeights:
     def __call__(self, name: str) -> Floats:
         values = self._weights[name]
         names = self._changed.get(name, (name,))
-        self._held[names[0]] = all(
-            equal_values(self._tensors[each].cpu(), values.to(self._tensors[each].dtype)) for each in names
-        )
+        self._held[names[0]] = all(_is_rounded(self._tensors[each].cpu(), values) for each in names)
         computed: Floats = values.numpy()
         return computed
 
@@ -224,3 +222,10 @@ class HeldWeights:
             if names[0] not in self._held:
                 self(names[0])
             yield f"{names[0]} is stored as it was computed", self._held[names[0]]
+
+
+def _is_rounded(stored: Tensor, values: Tensor) -> bool:
+    """Whether a tensor holds values rounded to its dtype, none of them too large for it."""
+    rounded = values.to(stored.dtype)
+    finite = bool(rounded.sum(dtype=torch.float64).isfinite())  # quick; not so if some value is not, or the sum is not
+    return (finite or torch.equal(rounded.isfinite(), values.isfinite())) and equal_values(stored, rounded)
