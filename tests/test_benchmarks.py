@@ -85,9 +85,17 @@ def test_memorize_sums_up_its_runs():
 @pytest.mark.slow
 def test_scale_compares_engines_and_measures_memory():
     result = whole(scale_bench.run(scale_bench.QUICK, ["local"]))
-    assert [(run.work, run.workers, run.same) for run in result.runs] == [
-        (work, workers, True) for workers in (1, 2) for work in ("heads", "grid")
+    works = {"4 heads": 4, "16 heads": 16, "grid, 4 cells": 4}
+    assert [(run.engine, run.workers, run.work, run.pieces, run.same) for run in result.runs] == [
+        (engine, workers, work, pieces, True)
+        for engine in ("local", "apart")
+        for workers in (1, 2)
+        for work, pieces in works.items()
     ]
+    by_two = [run for run in result.runs if run.workers == 2]
+    assert all((run.sent > 0) == (run.received > 0) == (run.engine == "local") for run in by_two)
+    seconds = {(run.engine, run.work): run.seconds for run in result.runs if run.workers == 1}
+    assert all(run.speedup == seconds[run.engine, run.work] / run.seconds for run in result.runs)
     assert [row.what for row in result.memory] == 2 * ["inspect --text"] + 2 * ["inspect"]
     assert min(row.peak for row in result.memory) > 1e7
     assert result.holds
