@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from normscope.cli import app
 from normscope.errors import InputError
-from normscope.results.describe import tables_of
-from normscope.results.result import _from_payload, load, load_bytes
+from normscope.results.result import load, load_bytes
 from normscope_lab.bench import (
     around_bench,
     fold_bench,
@@ -114,14 +113,6 @@ def test_estimates_are_units_times_their_cost_continued_where_two_widths_were_me
     assert found["keys"].hours == pytest.approx(found["keys"].core_hours / 512)
     assert found["the model itself"].units == pytest.approx(405.85e9 * 1e9, rel=1e-3)
     assert found["inspect --text"].core_hours == pytest.approx(253e9 * 1e-3 / 3600)
-
-
-def test_the_figures_of_scale_are_those_of_the_run():
-    text, run = (DOCS / "scale.md").read_text(encoding="utf-8"), _from_payload(read("scale.json"), {})
-    assert run.holds
-    for shown in tables_of(run, brief=True):
-        for row in [[column.heading for column in shown.columns], *shown.cells]:
-            assert f"| {' | '.join(row)} |" in text
 
 
 def test_vocab_measures_search_and_check():
