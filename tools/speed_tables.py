@@ -18,17 +18,6 @@ Rows = list[list[str]]  # the first has the headings
 PAGES = {"scale.md": "scale.json", "selectable-speed.md": "keys.json"}
 ALTERNATIVES = ["keys", "n × d", "never selected", "normscope"]
 ALTERNATIVES += ["published", "ratio", "timed", "HiGHS", "ratio", "timed"]
-    "keys",
-    "n × d",
-    "never selected",
-    "normscope",
-    "published",
-    "ratio",
-    "timed",
-    "HiGHS",
-    "ratio",
-    "timed",
-]
 
 
 def tables(run: ScaleSpeed | KeysSpeed) -> list[Rows]:
