@@ -67,6 +67,14 @@ def test_pieces_that_fail_are_named_and_the_rest_stands(name, workers, tmp_path,
 
 
 @kinds()
+def test_no_more_pieces_than_workers_are_done_at_the_same_time(name, workers, tmp_path, monkeypatch):
+    with engine_of(name, workers, tmp_path, monkeypatch) as engine:
+        times = list(engine.run(engine_pieces.asleep, range(PIECES)))
+    at_once = [sum(begun <= moment < end for begun, end in times) for moment, _ in times]
+    assert max(at_once) <= workers
+
+
+@kinds()
 def test_a_shared_value_is_read_by_all(name, workers, tmp_path, monkeypatch):
     table = {"rows": np.arange(3e5).reshape(3, -1)}
     with engine_of(name, workers, tmp_path, monkeypatch) as engine, engine.shared(table) as shared:

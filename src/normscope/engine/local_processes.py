@@ -69,15 +69,14 @@ class LocalProcesses(Engine):
             worker, bundle = self._heard.get(timeout=seconds)
         except Empty:
             return []
+        if bundle is not None:
+            self._unfinished.discard(bundle)
         if bundle is None or bundle.answer is None:
             ended = self._end(worker)
             self._start_workers()
-        if bundle is None:
-            return []
-        self._unfinished.discard(bundle)
-        if bundle.answer is None:
-            bundle.ended = ended
-        return [bundle] if bundle in handles else []
+            if bundle is not None:
+                bundle.ended = ended
+        return [bundle] if bundle is not None and bundle in handles else []
 
     def outcome(self, handle: "_Bundle") -> Parts:
         if handle.answer is None:

@@ -27,6 +27,7 @@ class SlurmJobs(Engine):
 
     name: ClassVar[str] = "slurm"
     bundles: ClassVar[int | None] = 2
+    ahead: ClassVar[int] = 1  # a job that was submitted may run at once
 
     def __init__(self, workers: int | None) -> None:
         try:
