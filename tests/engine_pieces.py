@@ -35,6 +35,13 @@ def slow(piece):
     return piece
 
 
+def asleep(piece):
+    """When it was begun and ended, by the clock that all processes of a machine share."""
+    begun = time.monotonic()
+    time.sleep(0.3)
+    return begun, time.monotonic()
+
+
 def end_once(piece, folder):
     """End the worker at the first try of piece 3."""
     mark = Path(folder) / f"tried-{piece}"

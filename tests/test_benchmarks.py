@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from normscope.cli import app
 from normscope.errors import InputError
-from normscope.results.describe import tables_of
-from normscope.results.result import _from_payload, load, load_bytes
+from normscope.results.result import load, load_bytes
 from normscope_lab.bench import (
     around_bench,
     fold_bench,
@@ -85,9 +84,17 @@ def test_memorize_sums_up_its_runs():
 @pytest.mark.slow
 def test_scale_compares_engines_and_measures_memory():
     result = whole(scale_bench.run(scale_bench.QUICK, ["local"]))
-    assert [(run.work, run.workers, run.same) for run in result.runs] == [
-        (work, workers, True) for workers in (1, 2) for work in ("heads", "grid")
+    works = {"4 heads": 4, "16 heads": 16, "grid, 4 cells": 4}
+    assert [(run.engine, run.workers, run.work, run.pieces, run.same) for run in result.runs] == [
+        (engine, workers, work, pieces, True)
+        for engine in ("local", "apart")
+        for workers in (1, 2)
+        for work, pieces in works.items()
     ]
+    by_two = [run for run in result.runs if run.workers == 2]
+    assert all((run.sent > 0) == (run.received > 0) == (run.engine == "local") for run in by_two)
+    seconds = {(run.engine, run.work): run.seconds for run in result.runs if run.workers == 1}
+    assert all(run.speedup == seconds[run.engine, run.work] / run.seconds for run in result.runs)
     assert [row.what for row in result.memory] == 2 * ["inspect --text"] + 2 * ["inspect"]
     assert min(row.peak for row in result.memory) > 1e7
     assert result.holds
@@ -106,14 +113,6 @@ def test_estimates_are_units_times_their_cost_continued_where_two_widths_were_me
     assert found["keys"].hours == pytest.approx(found["keys"].core_hours / 512)
     assert found["the model itself"].units == pytest.approx(405.85e9 * 1e9, rel=1e-3)
     assert found["inspect --text"].core_hours == pytest.approx(253e9 * 1e-3 / 3600)
-
-
-def test_the_figures_of_scale_are_those_of_the_run():
-    text, run = (DOCS / "scale.md").read_text(encoding="utf-8"), _from_payload(read("scale.json"), {})
-    assert run.holds
-    for shown in tables_of(run, brief=True):
-        for row in [[column.heading for column in shown.columns], *shown.cells]:
-            assert f"| {' | '.join(row)} |" in text
 
 
 def test_vocab_measures_search_and_check():

@@ -105,6 +105,7 @@ def test_a_study_runs_on_a_corpus(corpus, run_here):
         ("a.jsonl", b'{"text": 3}', "line 1: must be an object with a text at 'text', got 'text'"),
         ("a.jsonl", b"[1]", "line 1: must be an object with a text at 'text', got 'list'"),
         ("a.jsonl", b"so\n", "line 1: must be JSON"),
+        ("a.jsonl", b'{"text": \n{}', "line 1: must be JSON: Expecting value: line 1 column 9"),  # its own line
         ("a.jsonl", b"[" * 100_000, "line 1: must be JSON"),
         ("a.parquet", b"PAR1 so", "a.parquet is not a readable .parquet file"),
         ("a.txt", b"so \xff", r"a.txt must be UTF-8 text, got byte 0xff at 3"),

@@ -1,5 +1,6 @@
 """Every engine gives the same bytes in the same order; lost pieces are done again, failed ones are named."""
 
+import io
 import os
 import pickle
 import signal
@@ -18,7 +19,9 @@ import engine_pieces
 import normscope as ns
 from normscope.engine import FailedPiece, failed, open_engine
 from normscope.engine.kept_results import MAGIC, digest, kept_results
+from normscope.engine.packing import packed, unpacked
 from normscope.engine.shared_values import write_shared
+from normscope.engine.worker_process import receive, send
 from normscope.errors import InputError, PieceError, PieceWarning
 from normscope.progress import silent
 
@@ -64,6 +67,14 @@ def test_pieces_that_fail_are_named_and_the_rest_stands(name, workers, tmp_path,
 
 
 @kinds()
+def test_no_more_pieces_than_workers_are_done_at_the_same_time(name, workers, tmp_path, monkeypatch):
+    with engine_of(name, workers, tmp_path, monkeypatch) as engine:
+        times = list(engine.run(engine_pieces.asleep, range(PIECES)))
+    at_once = [sum(begun <= moment < end for begun, end in times) for moment, _ in times]
+    assert max(at_once) <= workers
+
+
+@kinds()
 def test_a_shared_value_is_read_by_all(name, workers, tmp_path, monkeypatch):
     table = {"rows": np.arange(3e5).reshape(3, -1)}
     with engine_of(name, workers, tmp_path, monkeypatch) as engine, engine.shared(table) as shared:
@@ -84,6 +95,58 @@ def test_a_piece_that_ends_its_worker_three_times_is_named():
         found = list(engine.run(engine_pieces.end_always, range(3), named="piece {}".format))
     reason = "its worker ended without an answer (exit code 9)"
     assert found == [0, FailedPiece("piece 1", reason), 2]
+
+
+def test_a_worker_that_is_killed_while_it_is_idle_costs_no_try(tmp_path):
+    with open_engine("local", 2) as engine:
+        for _ in range(4):  # more than a piece is tried
+            for worker in {process for _, process, _ in engine.run(engine_pieces.where, range(4))}:
+                os.kill(worker, signal.SIGKILL)
+                _wait_for_end(worker)
+        folder = tmp_path / "tries"
+        folder.mkdir()
+        assert list(engine.run(engine_pieces.fail, ["good"], given=(str(folder),))) == ["good"]
+
+
+def test_pieces_behind_one_that_ends_its_worker_are_not_tried_for_it():
+    with open_engine("local", 2) as engine:
+        found = list(engine.run(engine_pieces.end_always, [1, 1, 0, 1, 2, 1, 3], named="piece {}".format))
+    lost = FailedPiece("piece 1", "its worker ended without an answer (exit code 9)")
+    assert found == [lost, lost, 0, lost, 2, lost, 3]
+
+
+def test_a_worker_that_dies_while_it_is_given_a_piece_does_not_end_the_command_line():
+    program = (
+        "import os, signal, threading, numpy\n"
+        "from pathlib import Path\n"
+        "from normscope.engine import open_engine\n"
+        "signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as the command line does\n"
+        "children = Path(f'/proc/{os.getpid()}/task/{os.getpid()}/children')\n"
+        "def kill_the_first():\n"
+        "    while not (found := children.read_text().split()): pass\n"
+        "    os.kill(int(found[0]), signal.SIGKILL)  # it has not yet begun to read\n"
+        "with open_engine('local', 2) as engine:\n"
+        "    threading.Thread(target=kill_the_first).start()\n"
+        "    print(list(engine.run(len, [numpy.zeros(2**20)] * 3)))\n"
+    )
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, f"{[2**20] * 3}\n", "")
+
+
+@settings(max_examples=30, deadline=None)
+@given(shapes=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40)), max_size=4), cut=st.integers(0, 10**4))
+def test_what_is_received_is_what_was_sent(shapes, cut):
+    value = {number: np.random.default_rng(number).normal(size=shape) for number, shape in enumerate(shapes)}
+    pipe = io.BytesIO()
+    for _ in range(2):
+        send(pipe, packed(value))
+    for content in (pipe.getvalue(), pipe.getvalue()[:cut]):
+        pipe, plain = io.BytesIO(content), pickle.dumps(value, protocol=5)
+        while pipe.tell() < len(content) and (parts := receive(pipe)) is not None:
+            assert pickle.dumps(unpacked(parts), protocol=5) == plain
+            assert all(array.flags.writeable for array in unpacked(parts).values())
+        assert pipe.tell() == len(content)
 
 
 def test_a_result_that_cannot_be_sent_is_a_failure(tmp_path):
@@ -155,11 +218,19 @@ def test_a_script_without_a_guard_runs_once_and_its_workers_end_with_it(ended_by
     assert child.stdout.read() == ""
     assert child.wait() == -ended_by
     child.stdout.close()
-    for _ in range(100):
-        if not Path(f"/proc/{worker}").exists() and worker:
-            break
+    _wait_for_end(worker)
+
+
+def _wait_for_end(process):
+    """Until a process has ended; its parent may not have asked how."""
+    for _ in range(200):
+        try:
+            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return
+        except OSError:
+            return
         time.sleep(0.05)
-    assert not Path(f"/proc/{worker}").exists() or "Z" in Path(f"/proc/{worker}/stat").read_text().split(")")[1]
+    raise AssertionError(f"process {process} is still there")
 
 
 def test_errors_say_what_to_do():

@@ -102,13 +102,10 @@ def test_without_the_solvers_one_line_names_what_to_install(monkeypatch):
         keys.run(keys.QUICK)
 
 
-def test_the_figures_of_the_document_are_those_of_the_run():
+def test_every_certificate_of_the_published_run_held_and_no_verdict_differed():
     text = (DOCS / "selectable-speed.md").read_text(encoding="utf-8")
     run = json.loads((DOCS / "results" / "keys.json").read_text(encoding="utf-8"))
     timings = run["timings"]
-    for row in timings:
-        size = f"{row['keys']:,} × {row['channels']}" if row["sets"] == 1 else f"{row['sets']:,} sets"
-        assert document_row(row["kind"], size, row) in text
     others = [timing[way] for timing in timings for way in ("published", "highs") if timing[way]]
     assert all(timing["certificates_hold"] for timing in timings)
     assert sum(other["disagreements"] + other["failures"] for other in others) == 0
@@ -126,16 +123,3 @@ def test_the_counts_of_the_document_are_those_of_the_agreement():
 
 def sets_of(result):
     return [timing for timing in result.timings if timing.sets == 1]
-
-
-def document_row(name, size, timing):
-    """A row of the document's table."""
-    cells = [name, size, f"{timing['keys'] - timing['selectable']:,}", duration(timing["normscope_seconds"])]
-    published, highs = timing["published"], timing["highs"]
-    if published is None:
-        cells += ["", "", ""]
-    else:
-        counts = f"{published['programs_timed']} of {published['programs']:,}"
-        cells += [duration(published["seconds"]), times(published["ratio"]), counts]
-    cells += [duration(highs["seconds"]), times(highs["ratio"]), str(highs["programs_timed"])]
-    return f"| {' | '.join(cells)} |"

@@ -1,6 +1,8 @@
 """Every run in docs/results is what its command prints, and says how to make it again."""
 
+import importlib.util
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -8,7 +10,8 @@ import pytest
 
 from normscope.results.result import type_named
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
 KEPT = ["around", "axes", "fold", "inspect", "keys", "keys-agreement", "lng", "memorize", "scale", "vocab"]
 
 
@@ -17,3 +20,29 @@ def test_every_kept_run_is_what_the_command_prints(name):
     run = json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))
     jsonschema.validate(run, type_named(run["type"]).json_schema(), cls=jsonschema.Draft202012Validator)
     assert f"normscope bench {name} --json" in (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+
+
+def speed_tables():
+    spec = importlib.util.spec_from_file_location("speed_tables", ROOT / "tools" / "speed_tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", ["scale.md", "selectable-speed.md"])
+def test_the_tables_of_a_page_are_those_that_the_tool_writes_from_the_kept_run(page):
+    tool = speed_tables()
+    run, text = tool.kept(DOCS, tool.PAGES[page]), (DOCS / page).read_text(encoding="utf-8")
+    assert run.holds
+    assert tool.written(text, run) == text
+    last = tool.line(tool.tables(run)[-1][-1])
+    changed = text.replace(last, last.replace("| ", "| 7", 1))
+    assert changed != text
+    assert tool.written(changed, run) == text
+
+
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.name)
+def test_no_page_has_a_marker_of_what_was_to_be_filled_in(page):
+    """None of @@name@@, TODO, TBD, or what a merge leaves; in code and quotations they may stand."""
+    text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert not re.findall(r"@@\w*@*|\bTODO\b|\bTBD\b|\?\?\?|^(?:<{7}|={7}|>{7})(?: .*)?$", text, re.MULTILINE)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from normscope import __version__
+from normscope.engine.packing import packed, views
 from normscope.errors import InputError
 
 MAGIC = b"normscope pieces 1\n"
@@ -37,10 +38,9 @@ def digest(*things: Any) -> bytes:
     >>> digest([1, 2]) == digest([1, 2]), digest([1, 2]) == digest([2, 1])
     (True, False)
     """
-    buffers: list[pickle.PickleBuffer] = []
-    found = hashlib.sha256(pickle.dumps((__version__, things), protocol=5, buffer_callback=buffers.append))
-    for buffer in buffers:
-        found.update(buffer.raw())
+    found = hashlib.sha256()
+    for view in views(packed((__version__, things))):
+        found.update(view)
     return found.digest()
 
 

@@ -1,7 +1,7 @@
 """Pieces and how an engine runs them: in order, lost ones again, and those that fail three times by their names.
 
-An engine carries bytes to workers and back; what a piece is, and what becomes of it, is decided here. A bundle is what
-is sent at once: one piece, or several where each start of a worker takes long.
+An engine carries messages to workers and back; what a piece is, and what becomes of it, is decided here. A bundle is
+what is sent at once: one piece, or several where each start of a worker takes long.
 """
 
 import os
@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 from normscope.checks import shortened
 from normscope.engine.kept_results import KeptResults, digest, kept_results
+from normscope.engine.packing import Parts, packed, size, unpacked
 from normscope.engine.shared_values import loaded
 from normscope.errors import InputError, NormscopeError, PieceError, PieceWarning
 
@@ -94,7 +95,7 @@ class Engine(ABC):
 
     name: ClassVar[str]
     bundles: ClassVar[int | None] = None  # for each worker; None: every piece is sent by itself
-    ahead: ClassVar[int] = 1  # bundles for each worker that are sent before it asks
+    ahead: ClassVar[int] = 2  # bundles for each worker, so that the next one is there when it has done one
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -144,7 +145,7 @@ class Engine(ABC):
             self._here += time.monotonic() - begun
             assert task.answer is not None
             yield task.answer[0]
-        yield from self._results(function, tasks, tuple(given), self._size(pieces), tick)
+        yield from self._results(function, tasks, tuple(given), self._in_bundle(pieces), tick)
 
     def seconds_here(self, patience: float) -> float:
         """For how long pieces are done in this process."""
@@ -168,7 +169,7 @@ class Engine(ABC):
         """A value for `given` that workers read from memory that they share, inside `with`."""
 
     @abstractmethod
-    def start(self, message: bytes, given: tuple[Any, ...]) -> Any:
+    def start(self, message: Parts, given: tuple[Any, ...]) -> Any:
         """Send a bundle to a worker; returns a handle."""
 
     @abstractmethod
@@ -176,7 +177,7 @@ class Engine(ABC):
         """Handles that are finished or lost; waits that long for the first."""
 
     @abstractmethod
-    def outcome(self, handle: Any) -> bytes:
+    def outcome(self, handle: Any) -> Parts:
         """The answer for a finished handle; LostError if its worker died."""
 
     @abstractmethod
@@ -198,10 +199,10 @@ class Engine(ABC):
                 task.answer = self._kept.find(task.key)
             yield task
 
-    def _keep(self, task: _Task, content: bytes = b"") -> None:
+    def _keep(self, task: _Task) -> None:
         """Keep what was found for a task, unless it failed."""
         if self._kept is not None and task.answer is not None and not isinstance(task.answer[0], FailedPiece):
-            self._kept.add(task.key, content or pickle.dumps(task.answer[0], protocol=5))
+            self._kept.add(task.key, pickle.dumps(task.answer[0], protocol=5))
 
     def _do_here(self, function: Callable[..., Any], task: _Task, given: tuple[Any, ...]) -> None:
         if task.answer is not None:
@@ -212,7 +213,7 @@ class Engine(ABC):
                 task.judge(_tried(function, task.piece, arguments))
         self._keep(task)
 
-    def _size(self, pieces: Iterable[Any]) -> int:
+    def _in_bundle(self, pieces: Iterable[Any]) -> int:
         """Pieces in a bundle."""
         if self.bundles is None or not isinstance(pieces, Sized):
             return 1
@@ -223,7 +224,7 @@ class Engine(ABC):
         function: Callable[..., Any],
         tasks: Iterator[_Task],
         given: tuple[Any, ...],
-        size: int,
+        in_bundle: int,
         tick: Callable[[], None],
     ) -> Iterator[Any]:
         order: deque[_Task] = deque()  # taken, and not yet yielded
@@ -233,16 +234,16 @@ class Engine(ABC):
             while True:
                 while len(waiting) < self.workers * self.ahead:
                     bundle = [again.popleft()] if again else []
-                    if not bundle and len(order) < BEFORE_YIELDED * self.workers * size:
-                        taken = list(islice(tasks, size))
+                    if not bundle and len(order) < BEFORE_YIELDED * self.workers * in_bundle:
+                        taken = list(islice(tasks, in_bundle))
                         order += taken
                         bundle = [task for task in taken if task.answer is None]
                         if taken and not bundle:
                             continue  # all of them were kept
                     if not bundle:
                         break
-                    message = pickle.dumps((function, [task.piece for task in bundle]), protocol=5)
-                    self.sent += len(message)
+                    message = packed((function, [task.piece for task in bundle]))
+                    self.sent += size(message)
                     waiting[self.start(message, given)] = bundle
                 for handle in self.finished(waiting, POLL_SECONDS) if waiting else ():
                     again += self._settle(handle, waiting.pop(handle))
@@ -258,14 +259,14 @@ class Engine(ABC):
     def _settle(self, handle: Any, bundle: Sequence[_Task]) -> list[_Task]:
         """Give the tasks of a bundle their answers; returns those that must be done again."""
         try:
-            content = self.outcome(handle)
-            self.received += len(content)
-            contents = pickle.loads(content)
+            answer = self.outcome(handle)
+            self.received += size(answer)
+            found = unpacked(answer)
         except LostError as error:
-            contents = [_pickled(_Raised(f"its worker ended without an answer ({error})")) for _ in bundle]
-        for task, each in zip(bundle, contents, strict=True):
-            task.judge(pickle.loads(each))
-            self._keep(task, each)
+            found = [_Raised(f"its worker ended without an answer ({error})")] * len(bundle)
+        for task, each in zip(bundle, found, strict=True):
+            task.judge(each)
+            self._keep(task)
         return [task for task in bundle if task.answer is None]
 
 
@@ -278,12 +279,16 @@ class _Raised:
     trace: str = ""
 
 
-def answered(message: bytes, given: Sequence[Any]) -> bytes:
+def answered(message: Parts, given: Sequence[Any]) -> Parts:
     """What a worker does with a bundle."""
     os.environ[_WORKER] = "1"
-    function, pieces = pickle.loads(message)
+    function, pieces = unpacked(message)
     with one_thread():
-        return pickle.dumps([_pickled(_tried(function, piece, loaded(given))) for piece in pieces])
+        results = [_tried(function, piece, loaded(given)) for piece in pieces]
+    try:
+        return packed(results)
+    except Exception:
+        return packed([_sendable(result) for result in results])
 
 
 def _tried(function: Callable[..., Any], piece: Any, given: tuple[Any, ...]) -> Any:
@@ -295,11 +300,12 @@ def _tried(function: Callable[..., Any], piece: Any, given: tuple[Any, ...]) -> 
         return _Raised(reason, ours, traceback.format_exc())
 
 
-def _pickled(result: Any) -> bytes:
+def _sendable(result: Any) -> Any:
     try:
-        return pickle.dumps(result, protocol=5)
+        packed(result)
     except Exception as error:
-        return pickle.dumps(_Raised(f"its result can't be sent: {shortened(str(error))}", trace=traceback.format_exc()))
+        return _Raised(f"its result can't be sent: {shortened(str(error))}", trace=traceback.format_exc())
+    return result
 
 
 _WORKER = "NORMSCOPE_WORKER"  # set in workers, which start no others

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from normscope.checks import first_line
+from normscope.engine.packing import Parts
 from normscope.engine.pieces import Engine, LostError, answered, processors
 from normscope.errors import InputError
 
@@ -18,7 +19,6 @@ class RayCluster(Engine):
     """Bundles are tasks of Ray; shared values are in its object store, once on every node."""
 
     name: ClassVar[str] = "ray"
-    ahead: ClassVar[int] = 2
 
     def __init__(self, workers: int | None) -> None:
         try:
@@ -50,19 +50,19 @@ class RayCluster(Engine):
     def shared(self, value: Any) -> Iterator[Any]:
         yield self._ray.put(value)  # Ray frees it with the last reference
 
-    def start(self, message: bytes, given: tuple[Any, ...]) -> Any:
+    def start(self, message: Parts, given: tuple[Any, ...]) -> Any:
         return self._answer.remote(message, *given)
 
     def finished(self, handles: Collection[Any], seconds: float) -> list[Any]:
         done, _ = self._ray.wait(list(handles), num_returns=1, timeout=seconds, fetch_local=False)
         return list(done)
 
-    def outcome(self, handle: Any) -> bytes:
+    def outcome(self, handle: Any) -> Parts:
         try:
-            content: bytes = self._ray.get(handle)
+            answer = self._ray.get(handle)
         except self._ray.exceptions.RayError as error:  # pieces catch their own errors: the worker or its node is gone
             raise LostError(type(error).__name__) from None
-        return content
+        return _copied(answer)
 
     def cancel(self, handles: Collection[Any]) -> None:
         for handle in handles:
@@ -73,8 +73,13 @@ class RayCluster(Engine):
             self._ray.shutdown()
 
 
-def _answered(message: bytes, *given: Any) -> bytes:
-    return answered(message, given)
+def _answered(message: Parts, *given: Any) -> Parts:
+    return answered(_copied(message), given)
+
+
+def _copied(parts: Parts) -> Parts:
+    """Parts outside of the object store, whose memory is then free again."""
+    return [bytearray(part) for part in parts]
 
 
 def _variables() -> dict[str, str]:

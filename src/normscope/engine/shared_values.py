@@ -16,6 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from normscope.engine.packing import packed, unpacked, views
+
 ALIGNED = 64
 KEPT = 2  # values that a worker keeps open
 
@@ -40,18 +42,16 @@ def write_shared(value: Any, path: Path) -> SharedFile:
     >>> loaded["rows"], loaded["rows"].flags.writeable
     (array([0., 1., 2.]), False)
     """
-    buffers: list[pickle.PickleBuffer] = []
-    body = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    views = [buffer.raw() for buffer in buffers]
+    body, *arrays = views(packed(value))
     places, at = [], 0
-    for view in views:
+    for view in arrays:
         places.append((at, view.nbytes))
         at += view.nbytes + -view.nbytes % ALIGNED
-    head = pickle.dumps((body, places))
+    head = pickle.dumps((bytes(body), places))
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(len(head).to_bytes(8, "little") + head)
         begin = _aligned(8 + len(head))
-        for (place, _), view in zip(places, views, strict=True):
+        for (place, _), view in zip(places, arrays, strict=True):
             file.seek(begin + place)
             file.write(view)
         file.truncate(begin + at)
@@ -65,7 +65,7 @@ def _loaded(path: str) -> Any:
     size = int.from_bytes(whole[:8], "little")
     body, places = pickle.loads(whole[8 : 8 + size])
     begin = _aligned(8 + size)
-    return pickle.loads(body, buffers=[whole[begin + at : begin + at + length] for at, length in places])
+    return unpacked([body, *(whole[begin + at : begin + at + length] for at, length in places)])
 
 
 def _aligned(size: int) -> int:

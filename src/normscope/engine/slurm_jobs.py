@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, ClassVar
 
+from normscope.engine.packing import Parts
 from normscope.engine.pieces import Engine, LostError, answered
 from normscope.engine.shared_values import SharedValue, as_sent
 from normscope.errors import InputError
@@ -26,6 +27,7 @@ class SlurmJobs(Engine):
 
     name: ClassVar[str] = "slurm"
     bundles: ClassVar[int | None] = 2
+    ahead: ClassVar[int] = 1  # a job that was submitted may run at once
 
     def __init__(self, workers: int | None) -> None:
         try:
@@ -49,7 +51,7 @@ class SlurmJobs(Engine):
         finally:
             kept.remove()
 
-    def start(self, message: bytes, given: tuple[Any, ...]) -> Any:
+    def start(self, message: Parts, given: tuple[Any, ...]) -> Any:
         return self._executor.submit(answered, message, as_sent(given))
 
     def finished(self, handles: Collection[Any], seconds: float) -> list[Any]:
@@ -58,13 +60,13 @@ class SlurmJobs(Engine):
             time.sleep(BETWEEN_LOOKS)
         return done
 
-    def outcome(self, handle: Any) -> bytes:
+    def outcome(self, handle: Any) -> Parts:
         try:
-            content: bytes = handle.result()
+            answer: Parts = handle.result()
         except self._lost as error:
             raise LostError(f"job {handle.job_id}, {handle.state}") from error
         shutil.rmtree(self._folder / "jobs" / handle.job_id, ignore_errors=True)
-        return content
+        return answer
 
     def cancel(self, handles: Collection[Any]) -> None:
         for job in handles:

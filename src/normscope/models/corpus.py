@@ -157,7 +157,7 @@ def _rows_of_jsonl(path: Path, column: str) -> Iterator[str]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line.strip())
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}, line {number}: must be JSON: {first_line(error)}") from None
         text = row.get(column) if isinstance(row, dict) else None

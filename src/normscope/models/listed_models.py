@@ -12,8 +12,6 @@ LISTS = ".txt"  # files with a path in every line; or any file after @
 def listed(given: Sequence[str | Path]) -> list[Path] | None:
     """The models that several arguments, a pattern or a list name, each once; None where one model is named plainly.
 
-    What a pattern does not find is a name, and will not be found as one.
-
     >>> listed(["a", "b", "a"]), listed(["a"])
     ([PosixPath('a'), PosixPath('b')], None)
     """
@@ -27,10 +25,12 @@ def _is_list(given: str) -> bool:
 
 
 def _fitting(pattern: str) -> list[Path]:
-    """What fits a pattern; nothing for the name of something that exists."""
+    """What fits a pattern; nothing for a name without one, or of something that exists."""
     if not glob.has_magic(pattern) or Path(pattern).exists():
         return []
-    return [Path(each) for each in sorted(glob.glob(pattern, recursive=True))]
+    if not (found := sorted(glob.glob(pattern, recursive=True))):
+        raise InputError(f"no file or folder fits the pattern {pattern}")
+    return [Path(each) for each in found]
 
 
 def _named_by(given: str) -> list[Path]:

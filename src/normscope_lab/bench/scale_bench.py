@@ -1,7 +1,8 @@
 """What engines bring: keys of many heads and the published grid with 1 and 2 workers, empty pieces, peak memory.
 
-Workers are started, and have the code compiled, before the clock starts. Results of every engine are compared with
-those of one process, byte for byte.
+Beside the engines stands what processes reach that share nothing and send nothing: no engine can do more. Workers are
+started, and have the code compiled, before the clock starts. Results of every engine are compared with those of one
+process, byte for byte.
 """
 
 import hashlib
@@ -10,8 +11,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -31,6 +32,8 @@ from normscope_lab.bench.timing import this_machine
 from normscope_lab.results.scale_speed import EngineRun, MemoryUse, PieceCost, ScaleSpeed
 
 LIBRARIES = {"ray": "ray", "slurm": "submitit"}
+APART = "apart"
+Work = tuple[Callable[..., Any], Sequence[Any]]
 TEXT = """
 import sys
 from pathlib import Path
@@ -90,36 +93,49 @@ def run(plan: Plan = FULL, engines: Sequence[str] | None = None, progress: Progr
     chosen = engines or [name for name in ENGINES if name not in LIBRARIES or find_spec(LIBRARIES[name])]
     runs: list[EngineRun] = []
     costs: list[PieceCost] = []
-    works: dict[str, tuple[Callable[..., Any], Sequence[Any]]] = {"heads": _heads(plan), "grid": _grid(plan)}
-    wanted: dict[str, str] = {}
-    for name, workers in progress([(name, workers) for name in chosen for workers in (1, 2)], "bench scale"):
+    works = tuple(_pieces(plan))
+    wanted: dict[str, bytes] = {}
+
+    def add(row: EngineRun) -> None:
+        one = next((run.seconds for run in runs if (run.engine, run.work) == (row.engine, row.work)), row.seconds)
+        runs.append(replace(row, speedup=one / row.seconds))
+
+    for name, workers in progress([(name, workers) for name in (*chosen, APART) for workers in (1, 2)], "bench scale"):
+        if name == APART:
+            for work in works:
+                add(_apart(plan, work, workers, wanted))
+            continue
         begun = time.monotonic()
         with open_engine(name, workers) as engine:
             list(engine.run(abs, range(workers)))
             costs.append(_empty(engine, time.monotonic() - begun, plan.empty))
-            for work, (function, pieces) in works.items():
-                done = _timed(engine, work, function, pieces, wanted)
-                one = next((run.seconds for run in runs if (run.engine, run.work) == (name, work)), done[0])
-                runs.append(EngineRun(name, work, workers, len(pieces), done[0], one / done[0], *done[1:]))
+            for work in works:
+                add(_timed(engine, plan, work, wanted))
     units = unit_costs.measured(plan.units, progress)
     estimates = unit_costs.estimated(units)
     return ScaleSpeed(this_machine(), load, tuple(runs), tuple(costs), tuple(_memory(plan)), units, estimates)
 
 
-def _heads(plan: Plan) -> tuple[Callable[..., Any], list[Question]]:
+def _pieces(plan: Plan) -> dict[str, Callable[[], Work]]:
+    """The work that is measured, by its name."""
     count, keys, channels = plan.heads
+    counts, widths, runs = plan.grid
+    cells = [(*cell, runs) for cell in product(counts, widths)]
+    return {
+        f"{count:,} heads": lambda: (solved_head, _heads(count, keys, channels)),
+        f"{4 * count:,} heads": lambda: (solved_head, _heads(4 * count, keys, channels)),
+        f"grid, {len(cells):,} cells": lambda: (solved_cell, cells),
+    }
+
+
+def _heads(count: int, keys: int, channels: int) -> list[Question]:
     rng = np.random.default_rng(0)
     sets = [KINDS["anisotropic"](keys, channels, rng).astype(np.float64) for _ in range(count)]
-    return solved_head, [Question((0,), number, np.arange(keys), None, each) for number, each in enumerate(sets)]
+    return [Question((0,), number, np.arange(keys), None, each) for number, each in enumerate(sets)]
 
 
 def solved_head(question: Question) -> Verdict:
     return verdict(question)
-
-
-def _grid(plan: Plan) -> tuple[Callable[..., Any], list[tuple[int, int, int]]]:
-    counts, channels, runs = plan.grid
-    return solved_cell, [(*cell, runs) for cell in product(counts, channels)]
 
 
 def solved_cell(cell: tuple[int, int, int]) -> bytes:
@@ -129,27 +145,58 @@ def solved_cell(cell: tuple[int, int, int]) -> bytes:
     return selectable(rng.normal(size=(runs, count, channels))).mask.tobytes()
 
 
-def _timed(
-    engine: Engine, work: str, function: Callable[..., Any], pieces: Sequence[Any], wanted: dict[str, str]
-) -> tuple[float, int, int, bool]:
-    """Wall seconds, bytes sent and received, and whether the results are those of the first engine."""
-    list(engine.run(function, pieces[: 2 * engine.workers]))  # compiled, or loaded from the cache, in every worker
+def _timed(engine: Engine, plan: Plan, work: str, wanted: dict[str, bytes]) -> EngineRun:
+    """All pieces of a work on an engine, and a few of them before, so that every worker has loaded compiled code."""
+    function, pieces = _pieces(plan)[work]()
+    list(engine.run(function, pieces[: 2 * engine.workers]))
+    begun = time.monotonic()
+    list(engine.run(function, pieces[:1]))
+    one = time.monotonic() - begun
     sent, received, begun = engine.sent, engine.received, time.monotonic()
     results = list(engine.run(function, pieces))
     seconds = time.monotonic() - begun
     if lost := [result for result in results if isinstance(result, FailedPiece)]:
         raise failed(lost, len(results), f"pieces of {work}")
-    found = hashlib.sha256(b"".join(_content(result) for result in results)).hexdigest()
-    same = wanted.setdefault(work, found) == found
-    return seconds, engine.sent - sent, engine.received - received, same
+    same = _same(work, map(_content, results), wanted)
+    sent, received = engine.sent - sent, engine.received - received
+    return EngineRun(work, engine.name, engine.workers, len(pieces), one, seconds, 1.0, sent, received, same)
+
+
+def _apart(plan: Plan, work: str, workers: int, wanted: dict[str, bytes]) -> EngineRun:
+    """Processes that make and do their own share of the pieces: what the machine allows without any messages."""
+    with open_engine("local", 2) as engine:
+        shares = list(engine.run(share, range(workers), given=(plan, work, workers)))
+    if lost := [each for each in shares if isinstance(each, FailedPiece)]:
+        raise failed(lost, workers, f"shares of {work}")
+    count = sum(len(contents) for _, _, contents in shares)
+    contents = (shares[number % workers][2][number // workers] for number in range(count))
+    seconds = max(end for _, end, _ in shares) - min(begun for begun, _, _ in shares)
+    return EngineRun(work, APART, workers, count, None, seconds, 1.0, 0, 0, _same(work, contents, wanted))
+
+
+def share(number: int, plan: Plan, work: str, workers: int) -> tuple[float, float, list[bytes]]:
+    """Every so many-th piece of a work: when it was begun and ended by the clock that all processes share; results."""
+    function, pieces = _pieces(plan)[work]()
+    mine = pieces[number::workers]
+    for piece in mine[:2]:
+        function(piece)
+    begun = time.monotonic()
+    results = [function(piece) for piece in mine]
+    return begun, time.monotonic(), list(map(_content, results))
+
+
+def _same(work: str, contents: Iterable[bytes], wanted: dict[str, bytes]) -> bool:
+    """Whether the results are those of the first engine."""
+    return wanted.setdefault(work, found := b"".join(contents)) == found
 
 
 def _content(result: Any) -> bytes:
+    """SHA-256 of a result."""
     if not isinstance(result, Verdict):
-        return bytes(result)
+        return hashlib.sha256(result).digest()
     answer = result.answer
     arrays = (result.never_selected, answer.queries, answer.query_keys, answer.near_ties)
-    return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+    return hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).digest()
 
 
 def _empty(engine: Engine, start: float, pieces: int) -> PieceCost:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from normscope.results.describe import Column, Table
 from normscope.results.result import Result
-from normscope_lab.bench.timing import Machine, duration, times
+from normscope_lab.bench.timing import Machine, duration
 
 
 def _megabytes(count: float) -> str:
@@ -16,15 +16,23 @@ def _megabytes(count: float) -> str:
 class EngineRun:
     """The same pieces on one engine."""
 
-    engine: Annotated[str, Column("engine", "Where the pieces ran.")]
     work: Annotated[str, Column("work", "heads: sets of keys of a model; grid: the published grid of random keys.")]
+    engine: Annotated[
+        str,
+        Column("engine", "Where the pieces ran; apart: in processes that make their own share and send nothing."),
+    ]
     workers: Annotated[int, Column("workers", "Pieces at the same time.")]
     pieces: Annotated[int, Column("pieces", "How many.", ",", brief=False)]
-    seconds: Annotated[float, Column("time", "Wall time, once workers are there.", duration)]
-    speedup: Annotated[float, Column("against 1 worker", "Time of one worker of this engine over this time.", times)]
+    one: Annotated[float | None, Column("one piece", "Wall time of a run of a single piece.", duration)]
+    seconds: Annotated[float, Column("all pieces", "Wall time, once workers are there.", duration)]
+    speedup: Annotated[
+        float, Column("against 1 worker", "Time of one worker of this engine over this time.", "{:.2f}×".format)
+    ]
     sent: Annotated[int, Column("sent", "Bytes to workers.", _megabytes)]
     received: Annotated[int, Column("received", "Bytes from workers.", _megabytes)]
-    same: Annotated[bool, Column("same result", "Whether the results are the bytes that one process gives.")]
+    same: Annotated[
+        bool, Column("same result", "Whether the results are the bytes that one process gives.", brief=False)
+    ]
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, repr=False)
-class ScaleSpeed(Result, kind="scale_speed"):
+class ScaleSpeed(Result, kind="scale_speed", schema_version=2):
     """What more workers bring, what they cost, and what memory does not depend on."""
 
     machine: Machine
