@@ -175,8 +175,8 @@ def _equal_products(weights: list[Floats], gains: list[Floats]) -> bool:
     step = max(1, BLOCK * len(weights[0]) // max(1, weights[0].size))
     for at in range(0, len(weights[0]), step):
         rows = (weight[at : at + step] for weight in weights)
-        made = (part if one else part * gain for part, gain, one in zip(rows, gains, plain, strict=True))
-        if not np.array_equal(*made):
+        one, other = (part if ones else part * gain for part, gain, ones in zip(rows, gains, plain, strict=True))
+        if not np.array_equal(one, other):
             return False
     return True
 

@@ -248,7 +248,7 @@ def _linear(values: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tenso
     """
     rows = values.reshape(-1, values.shape[-1])
     step = len(matrix) if matrix.dtype == torch.float64 else max(1, BLOCK // max(1, matrix.shape[1]))
-    blocks = (block.double() for block in matrix.split(step))
+    blocks = (block.double() for block in torch.split(matrix, step))
     if len(rows) <= FEW_ROWS:
         columns = rows.T.contiguous()
         made = torch.cat([block @ columns for block in blocks]).T.contiguous()

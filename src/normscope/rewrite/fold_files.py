@@ -141,7 +141,7 @@ def _write_shards(
         first = folded.names.first_name(name)
         if first not in touched:
             return weights(name)
-        new = folded.rounded(name)
+        new = folded.rounded(name, weights.dtype(name))
         if not torch.equal(new, weights(name)):
             changed[first] = None
         return new

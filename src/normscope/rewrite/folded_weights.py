@@ -32,6 +32,10 @@ class NewWeights(ABC):
     def __getitem__(self, name: str) -> Tensor:
         """The values of a tensor, in float64 on the CPU."""
 
+    def rounded(self, name: str, dtype: torch.dtype) -> Tensor:
+        """The values in the dtype in which they are stored."""
+        return self[name].to(dtype)
+
     def unrounded(self, name: str) -> Tensor:
         """The same on the CPU, but as they are stored where they can't be new."""
         return self[name] if self.names.first_name(name) in self.touched else self.names.values(name)
@@ -70,15 +74,10 @@ class FoldedWeights(NewWeights):
         }
 
     def __getitem__(self, name: str) -> Tensor:
-        dtype = self._original.dtype(self.names.first_name(name))
-        return self._in(torch.float64 if dtype.is_floating_point else dtype, name)
+        return self.rounded(name, torch.float64)
 
-    def rounded(self, name: str) -> Tensor:
-        """The values in the dtype in which they are stored."""
-        return self._in(self._original.dtype(self.names.first_name(name)), name)
-
-    def _in(self, dtype: torch.dtype, name: str) -> Tensor:
-        """The values in a dtype; matrices are computed in parts."""
+    def rounded(self, name: str, dtype: torch.dtype) -> Tensor:
+        """The values, if they are real numbers, in a dtype; matrices are computed in parts."""
         first = self.names.first_name(name)
         old = self._original.values(first)
         if not old.is_floating_point():
@@ -192,10 +191,10 @@ def store(weights: NewWeights, tensors: StoredTensors) -> tuple[str, ...]:
     changed: list[str] = []
     with torch.no_grad():
         for names in weights.changed():
-            values = weights[names[0]]
+            values = weights.rounded(names[0], tensors.dtype(names[0]))
             for name in names:  # a copy may hold separate tensors where the model shares one
                 target = tensors[name]
-                if not equal_values(stored := values.to(target.dtype).to(target.device), target):
+                if not equal_values(stored := values.to(target.device), target):
                     changed.append(names[0])
                     target.data = stored if len(names) == 1 else stored.clone()  # the copy may share the old memory
     return tuple(dict.fromkeys(changed))

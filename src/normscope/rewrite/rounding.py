@@ -71,7 +71,7 @@ def rounded_once_more(values: Tensor, dtype: torch.dtype, random: np.random.Gene
     numbers, made = values.reshape(-1), torch.empty(values.numel(), dtype=torch.float64)
     single = values.dtype == dtype == torch.float32  # their products in float64 are exact: float32 rounds them once too
     random_block = np.empty(BLOCK, np.float32)
-    for old, new in zip(numbers.split(BLOCK), made.split(BLOCK), strict=True):
+    for old, new in zip(torch.split(numbers, BLOCK), torch.split(made, BLOCK), strict=True):
         factors = torch.from_numpy(random.random(dtype=np.float32, out=random_block[: len(old)])).mul_(0.5).add_(0.5)
         new.copy_(old * factors if single else (old.double() * factors).to(dtype)).div_(factors)
     return made.view(values.shape)

@@ -179,7 +179,7 @@ def equal_values(one: Tensor, other: Tensor) -> bool:
     pair = (one.detach(), other.detach())
     known = one.dtype == other.dtype and one.dtype in (torch.float32, torch.float64)
     if known and all(each.device.type == "cpu" for each in pair):
-        return np.array_equal(*(each.numpy() for each in pair))
+        return np.array_equal(pair[0].numpy(), pair[1].numpy())
     return torch.equal(*pair)
 
 
