@@ -1,6 +1,6 @@
 """docs/architectures.md: every architecture through inspect, ranges, fold, capture and swap.
 
-    python tools/architectures.py                # half an hour; resumes an interrupted run
+    python tools/architectures.py                # twenty minutes; resumes an interrupted run
     python tools/architectures.py gemma3_text    # only these, anew
     python tools/architectures.py --page         # only the page, from docs/results/architectures.json
 
@@ -235,15 +235,20 @@ def outputs_of(model, names, inputs) -> list:
     import torch
 
     seen: list = []
-    hooks = [
-        model.get_submodule(name).register_forward_hook(lambda _, given, made, name=name: seen.append((name, made)))
-        for name in names
-    ]
+
+    def watch(name: str):
+        def note(module, given, made) -> None:
+            if isinstance(made, torch.Tensor):
+                seen.append((name, made.clone()))  # the model may add to it in place
+
+        return model.get_submodule(name).register_forward_hook(note)
+
+    hooks = [watch(name) for name in names]
     with torch.no_grad():
         model(**inputs)
     for hook in hooks:
         hook.remove()
-    return [(name, made) for name, made in seen if isinstance(made, torch.Tensor)]
+    return seen
 
 
 def share(rows, low, high) -> float:
