@@ -63,18 +63,28 @@ class Majority(nn.Module):
         turned: Tensor = self.keys() @ query.T @ key / self.width**0.5
         return turned
 
+    def weights(self) -> Tensor:
+        """exp(s), (query, key), where a factor for each query is free: the largest is 1."""
+        scores = self.queries() @ self.keys().T
+        return (scores - scores.amax(1, keepdim=True).detach()).exp()
+
     def forward(self, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """For each class that a sequence has: the scores of one such token, its sequence, and how many there are."""
-        scores = self.queries() @ self.keys().T
-        weights = (scores - scores.amax(1, keepdim=True).detach()).exp().T  # (key, query)
         values = self.keys() @ self.maps.chunk(3)[2].T
         summands = torch.cat([values, torch.ones_like(values[:, :1])], 1)  # the denominator as one more channel
-        mixed = counts @ (weights[:, :, None] * summands[:, None, :]).flatten(1)
+        mixed = counts @ (self.weights().T[:, :, None] * summands[:, None, :]).flatten(1)
         there = counts.flatten().nonzero()[:, 0]  # (sequence, class) as one number
         mixed = mixed.view(-1, self.width + 1)[there]
         tokens = self.embedding[there % len(self.embedding)]
         scores = self._after(tokens, mixed[:, :-1] / mixed[:, -1:])
         return scores, there // len(self.embedding), counts.flatten()[there]
+
+    def tables(self) -> tuple[Tensor, ...]:
+        """The same function as the small tables that `MajorityLoss` is given."""
+        values = self.out(self.keys() @ self.maps.chunk(3)[2].T)
+        gain, bias = self.norm2.parameters()
+        first, first_bias, second, second_bias = self.feed_forward.parameters()
+        return self.weights(), values, self.embedding, first * gain, first_bias + first @ bias, second, second_bias
 
     def at_tokens(self, tokens: Tensor) -> Tensor:
         """The scores at every token (sequences, length), computed token by token."""
@@ -112,14 +122,14 @@ def trained(settings: Settings, seed: int, state: CellState) -> tuple[list[Row],
     counts, target = (part.to(device) for part in sequences(settings, seed))
     parting = int(TRAINING * len(counts))
     model = Majority(settings["classes"], settings["width"], settings["variant"]).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=settings["learning_rate"])
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings["learning_rate"], fused=True)
     schedule, batches = linear_decay(optimizer, settings["decay_steps"]), Batches(parting, settings["batch"])
 
     def epoch(number: int) -> list[Row]:
         rows, losses = [], []
         for step in range(number * settings["epoch"] + 1, (number + 1) * settings["epoch"] + 1):
             batch = batches.next().to(device)
-            loss = loss_of(model, counts[batch], target[batch])
+            loss = fast_loss_of(model, *(part.index_select(0, batch) for part in (counts, target)))
             losses.append(descend(loss, optimizer, schedule))
             if step % settings["every"] == 0:
                 rows.append({**place, "step": step, "loss": sum(losses) / len(losses)})
@@ -136,6 +146,16 @@ def loss_of(model: Majority, counts: Tensor, target: Tensor) -> Tensor:
     """Cross-entropy, the mean over all tokens."""
     scores, sequence, many = model(counts)
     loss: Tensor = (many * cross_entropy(scores, target[sequence], reduction="none")).sum() / many.sum()
+    return loss
+
+
+def fast_loss_of(model: Majority, counts: Tensor, target: Tensor) -> Tensor:
+    """`loss_of`; on the CPU compiled, and its gradient is computed with it: several times as fast."""
+    if not counts.is_cpu:
+        return loss_of(model, counts, target)
+    from normscope_lab.training.majority_kernel import MajorityLoss  # numba only where it is needed
+
+    loss: Tensor = MajorityLoss.apply(counts, target, *model.tables())  # type: ignore[no-untyped-call]
     return loss
 
 
