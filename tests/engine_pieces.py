@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from normscope.errors import InputError
-from normscope.studies.key_verdicts import verdict
+from normscope.studies.key_verdicts import solve
 
 
 def draw(seed, scale=1.0):
@@ -80,7 +80,7 @@ def draw_slowly(seed):
 def first_head_fails(question, causal):
     if 0 in question.places:
         raise ZeroDivisionError("no quotient")
-    return verdict(question, causal)
+    return solve(question, causal)
 
 
 def no_bound(neurons, row):

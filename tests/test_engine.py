@@ -264,7 +264,7 @@ def test_ranges_are_the_same_with_more_workers(monkeypatch):
 
 
 def test_keys_that_fail_are_listed_and_the_rest_stands(monkeypatch):
-    monkeypatch.setattr("normscope.studies.key_verdicts.verdict", engine_pieces.first_head_fails)
+    monkeypatch.setattr("normscope.studies.key_verdicts.solve", engine_pieces.first_head_fails)
     with open_engine("local", 1) as engine:
         found = ns.keys(ns.demo_model(), text="To be, or not to be", engine=engine)
     [missed] = found.not_covered

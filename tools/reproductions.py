@@ -65,8 +65,9 @@ NOT_RUN = """
 ## Not run yet
 
 These runs are planned and have no kept result. CPU time is that of one core, estimated from the
-time of a step. Each is resumed by its own command. Finished cells of a run that was interrupted are
-in `docs/results/unfinished`; they are not judged before the run is whole. `python
+time of a step on an AMD EPYC with AVX-512; slower processors took up to three times as long. Each
+is resumed by its own command. Finished cells of a run that was interrupted are in
+`docs/results/unfinished`; they are not judged before the run is whole. `python
 tools/reproductions.py --resume docs RUN` lays them out again as the folder RUN.
 
 | run | decides | command | CPU time | finished |
@@ -103,24 +104,24 @@ PLANNED = (  # in order of value
         "language-model --data data",
         1.5,
     ),
-    Planned("conv-net-16", "LN-G in a residual network, with and without ReLU", "conv-net --data data", 2.4),
+    Planned("conv-net-16", "LN-G in a residual network, with and without ReLU", "conv-net --data data", 1.2),
     Planned(
         "vit-sizes",
         "LN-G in a ViT: whether it is not worse by 1 point; 0.45 points would need some 49 seeds",
         "vit --data data",
-        5.8,
+        3.3,
     ),
     Planned(
         "translation-sizes",
         "LN-G in translation: whether it is not worse by 0.5 BLEU; 0.22 BLEU would need some 50 seeds",
         "translation --data data",
-        13.0,
+        6.6,
     ),
     Planned(
         "majority-paper",
         "projection and length of keys taken apart at the published scale",
         "majority --preset paper",
-        9.4,
+        0.7,
     ),
     Planned("bert-no-norm-10", "table 4 beside chance, 10 seeds", "bert-no-norm --data data --seeds 10", 0.3),
     Planned(

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from normscope.engine.packing import Parts, packed
 from normscope.engine.pieces import Engine, LostError
 from normscope.engine.shared_values import SharedValue, as_sent
-from normscope.engine.worker_process import receive, send, widen
+from normscope.engine.worker_process import KEPT_MEMORY, receive, send, widen
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 
@@ -130,7 +130,7 @@ class _Worker:
             [sys.executable, "-P", "-c", MAIN],  # -P: nothing is imported from the current folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | ONE_THREAD | {"PYTHONPATH": path},
+            env=KEPT_MEMORY | os.environ | ONE_THREAD | {"PYTHONPATH": path},
         )
         self.bundle: _Bundle | None = None
         self._thread = threading.Thread(target=self._serve, args=(line, heard), daemon=True)

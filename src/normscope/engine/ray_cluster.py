@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from normscope.checks import first_line
 from normscope.engine.packing import Parts
 from normscope.engine.pieces import Engine, LostError, answered, processors
+from normscope.engine.worker_process import KEPT_MEMORY
 from normscope.errors import InputError
 
 
@@ -83,5 +84,5 @@ def _copied(parts: Parts) -> Parts:
 
 
 def _variables() -> dict[str, str]:
-    """Where workers find the same code, if that is set for this process."""
-    return {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    """Where workers find the same code, if that is set for this process, and how they keep memory."""
+    return KEPT_MEMORY | {name: os.environ[name] for name in ("PYTHONPATH", *KEPT_MEMORY) if name in os.environ}

@@ -15,6 +15,10 @@ from typing import IO
 from normscope.engine.packing import Parts, unpacked, views
 
 PIPE_BYTES = 2**20  # what a pipe may hold, where that can be chosen: Linux
+KEPT_MEMORY = {  # glibc gives a freed array back to the system at once: to be given its pages anew took 2 ms a head
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),
+    "MALLOC_TRIM_THRESHOLD_": str(2**28),
+}
 
 
 def widen(pipe: IO[bytes]) -> None:

@@ -1,6 +1,6 @@
 """Verdicts on sets of keys: solved side by side, every certificate checked."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +40,30 @@ class Verdict:
     holds: bool  # whether every certificate does
 
 
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """A verdict as a worker sends it: without the keys, which whoever asks has. They would be half of it."""
+
+    arrays: dict[str, Any]  # of the `KeySet`
+    never_selected: Bools
+    duplicate: Bools
+    holds: bool
+
+    def about(self, question: Question) -> Verdict:
+        """The verdict on the question that was solved."""
+        return Verdict(_answer(question, self.arrays), self.never_selected, self.duplicate, self.holds)
+
+
 def verdicts(
     questions: Sequence[Question], causal: bool, engine: Engine, progress: Progress
 ) -> list[Verdict | FailedPiece]:
     """Solve all questions, side by side."""
-    found = engine.run(verdict, questions, given=(causal,), named=_named, patience=PATIENCE)
-    return list(progress(sized(found, len(questions)), "keys, sets"))
+    found = engine.run(solve, questions, given=(causal,), named=_named, patience=PATIENCE)
+    solved = progress(sized(found, len(questions)), "keys, sets")
+    return [
+        each.about(question) if isinstance(each, Solved) else each
+        for question, each in zip(questions, solved, strict=True)
+    ]
 
 
 def _named(question: Question) -> str:
@@ -59,17 +77,29 @@ def verdict(question: Question, causal: bool = False) -> Verdict:
     >>> verdict(line).never_selected, verdict(line, causal=True).never_selected  # when 1 came, there was no 2
     (array([False,  True, False]), array([False, False, False]))
     """
+    return solve(question, causal).about(question)
+
+
+def solve(question: Question, causal: bool = False) -> Solved:
+    """What `verdict` is made of."""
     found: CertifiedKeys = selectable(question.keys, queries=question.queries)
     arrays = _among_earlier_keys(found) if causal else _arrays(found)
-    answer = KeySet(**arrays, places=question.places, sequence=question.sequence, positions=question.positions)
+    answer = _answer(question, arrays)
     never = never_selected(answer.certificates)
     right = checked(answer.keys, None, answer.certificates, earlier=causal)
     holds = first_fault(right, answer.near_ties, answer.certificates) is None
-    return Verdict(answer, never, never & equal_keys(answer.keys, causal), holds)
+    return Solved(arrays, never, never & equal_keys(answer.keys, causal), holds)
+
+
+def _answer(question: Question, arrays: Mapping[str, Any]) -> KeySet:
+    return KeySet(
+        keys=question.keys, places=question.places, sequence=question.sequence, positions=question.positions, **arrays
+    )
 
 
 def _arrays(found: CertifiedKeys) -> dict[str, Any]:
-    return {name: getattr(found, name) for name in CertifiedKeys.__dataclass_fields__}
+    """All fields but the keys."""
+    return {name: getattr(found, name) for name in CertifiedKeys.__dataclass_fields__ if name != "keys"}
 
 
 def _among_earlier_keys(found: CertifiedKeys) -> dict[str, Any]:

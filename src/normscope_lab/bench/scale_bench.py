@@ -25,7 +25,7 @@ from normscope.data import sample_text
 from normscope.engine import ENGINES, Engine, FailedPiece, failed, open_engine
 from normscope.progress import Progress, silent
 from normscope.separation.selectable import selectable
-from normscope.studies.key_verdicts import Question, Verdict, verdict
+from normscope.studies.key_verdicts import Question, Solved, solve
 from normscope_lab.bench import unit_costs
 from normscope_lab.bench.key_sets import KINDS
 from normscope_lab.bench.timing import this_machine
@@ -134,8 +134,8 @@ def _heads(count: int, keys: int, channels: int) -> list[Question]:
     return [Question((0,), number, np.arange(keys), None, each) for number, each in enumerate(sets)]
 
 
-def solved_head(question: Question) -> Verdict:
-    return verdict(question)
+def solved_head(question: Question) -> Solved:
+    return solve(question)
 
 
 def solved_cell(cell: tuple[int, int, int]) -> bytes:
@@ -192,10 +192,9 @@ def _same(work: str, contents: Iterable[bytes], wanted: dict[str, bytes]) -> boo
 
 def _content(result: Any) -> bytes:
     """SHA-256 of a result."""
-    if not isinstance(result, Verdict):
+    if not isinstance(result, Solved):
         return hashlib.sha256(result).digest()
-    answer = result.answer
-    arrays = (result.never_selected, answer.queries, answer.query_keys, answer.near_ties)
+    arrays = (result.never_selected, *(result.arrays[name] for name in ("queries", "query_keys", "near_ties")))
     return hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).digest()
 
 
