@@ -75,7 +75,7 @@ def warn_of(pieces: Sequence[FailedPiece], total: int, what: str, then: str) -> 
 @dataclass
 class _Task:
     piece: Any
-    name: str
+    named: Callable[[Any], str]
     key: bytes = b""  # of its result, where results are kept
     tries: int = 0
     answer: tuple[Any] | None = None
@@ -87,7 +87,7 @@ class _Task:
             return
         self.tries += 1
         if found.ours or self.tries == TRIES:
-            self.answer = (FailedPiece(self.name, found.reason, found.ours, found.trace),)
+            self.answer = (FailedPiece(shortened(self.named(self.piece)), found.reason, found.ours, found.trace),)
 
 
 class Engine(ABC):
@@ -193,7 +193,7 @@ class Engine(ABC):
     ) -> Iterator[_Task]:
         place = b"" if self._kept is None else digest(function, about)
         for piece in pieces:
-            task = _Task(piece, shortened(named(piece)))
+            task = _Task(piece, named)
             if self._kept is not None:
                 task.key = digest(place, piece)
                 task.answer = self._kept.find(task.key)
