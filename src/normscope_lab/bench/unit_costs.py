@@ -1,24 +1,21 @@
 """What a unit of each kind of work costs on one core, and from that what a model of 405B with a corpus takes.
 
-Each figure is CPU time on one thread. The width is that of the model wherever one unit of it fits into minutes;
-otherwise two smaller widths are measured, and the estimate goes on with the power by which their times differ.
+Each figure is CPU time on one thread, of a unit that costs the same at every width or was measured at that of the
+model: nothing is continued to sizes that were not measured.
 """
 
 import math
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from normscope.certificates.neuron_certificates import Neurons
 from normscope.norm import Norm
 from normscope.progress import Progress, silent
 from normscope.studies.key_verdicts import Question, verdict
 from normscope.studies.landing import LandingGatherer
-from normscope.studies.layer_watch import TIGHTENED, tight_side
 from normscope.studies.ranges import ranges
 from normscope_lab.bench import vocab_bench
 from normscope_lab.bench.inspect_bench import LLAMA_405B, Shape, make_checkpoint
@@ -40,19 +37,18 @@ class Sizes:
     rows: int  # inputs of a norm
     square: int  # rows and columns of matrices that are multiplied
     sets: int  # of keys
-    widths: tuple[int, int]  # of models whose ranges are computed
-    neurons: tuple[int, int]  # widths of layers behind which an output gets a tight bound
+    layer: tuple[int, int]  # channels and neurons of a model whose ranges are computed
     vocabulary: tuple[int, int]  # tokens, channels
 
 
-FULL = Sizes(LLAMA_405B, 64, 4096, 4, (512, 1024), (256, 512), (20_000, 768))
-QUICK = Sizes(Shape(2, 64, 128, 4, 2, 300, shards=2), 8, 64, 1, (32, 64), (16, 32), (300, 12))
+FULL = Sizes(LLAMA_405B, 64, 4096, 4, (1024, 14_336), (20_000, 768))  # so many neurons get no quadratic bounds
+QUICK = Sizes(Shape(2, 64, 128, 4, 2, 300, shards=2), 8, 64, 1, (64, 128), (300, 12))
 
 
 def measured(sizes: Sizes, progress: Progress = silent) -> tuple[UnitCost, ...]:
     """The cost of one unit of each kind of work."""
     found: list[UnitCost] = []
-    kinds = [_checkpoint, _norm, _product, _head, _ranges, _tight, _tokens]
+    kinds = [_checkpoint, _norm, _product, _head, _ranges, _tokens]
     with one_thread():
         for kind in progress(kinds, "costs of units"):
             found += kind(sizes)
@@ -94,16 +90,18 @@ def _head(sizes: Sizes) -> list[UnitCost]:
 
 
 def _ranges(sizes: Sizes) -> list[UnitCost]:
-    """Two layers minus one, so that what is not repeated does not count."""
+    """A parameter of two layers minus one, so that what is not repeated does not count."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    def model(width: int, layers: int) -> torch.nn.Module:
+    channels, neurons = sizes.layer
+    heads = max(1, channels // 64)
+
+    def model(layers: int) -> torch.nn.Module:
         torch.manual_seed(0)
-        heads = max(1, width // 64)
         return LlamaForCausalLM(  # type: ignore[no-untyped-call]
             LlamaConfig(
-                hidden_size=width,
-                intermediate_size=13 * width // 4,
+                hidden_size=channels,
+                intermediate_size=neurons,
                 num_hidden_layers=layers,
                 num_attention_heads=heads,
                 num_key_value_heads=max(1, heads // 8),
@@ -111,24 +109,11 @@ def _ranges(sizes: Sizes) -> list[UnitCost]:
             )
         )
 
-    found = []
-    for width in sizes.widths:
-        ranges(model(width, 1), tight=0, limit="float32")
-        one, two = (cpu_seconds(lambda n=n, w=width: ranges(model(w, n), tight=0, limit="float32"))[1] for n in (1, 2))
-        found.append(UnitCost("ranges --tight 0", "layer", width, max(two - one, 1e-6)))
-    return found
-
-
-def _tight(sizes: Sizes) -> list[UnitCost]:
-    found = []
-    for width in (sizes.neurons[0], *sizes.neurons):  # the first is compiled, and measured again
-        rng, count = np.random.default_rng(0), 13 * width // 4
-        a, b = (rng.normal(size=(count, width)) / math.sqrt(width) for _ in range(2))
-        row = rng.normal(size=count) / math.sqrt(count)
-        begun = time.process_time()
-        tight_side(row, Neurons("silu", a, b=b))
-        found.append(UnitCost("ranges", "tight bound", width, time.process_time() - begun))
-    return found[1:]
+    models = [model(1), model(2)]
+    ranges(models[0], tight=0, limit="float32")  # compiled
+    one, two = (cpu_seconds(lambda each=each: ranges(each, tight=0, limit="float32"))[1] for each in models)
+    small, large = (sum(parameter.numel() for parameter in each.parameters()) for each in models)
+    return [UnitCost("ranges", "parameter", channels, max(two - one, 1e-9) / (large - small))]
 
 
 def _tokens(sizes: Sizes) -> list[UnitCost]:
@@ -153,25 +138,13 @@ def estimated(costs: tuple[UnitCost, ...], model: Shape = LLAMA_405B) -> tuple[E
         ("inspect --text", float(norms * TOKENS), NODES),  # a process on each node
         ("the model itself", float(parameters * TOKENS), cores),
         ("keys", float(model.layers * model.key_heads * TOKENS / SEQUENCE), cores),
-        ("ranges --tight 0", float(model.layers), 1),
-        ("ranges", float(model.layers * TIGHTENED), TIGHTENED),
+        ("ranges", float(parameters), 1),
         ("vocab", float(pairs), cores),
         ("verify of vocab", float(pairs), 1),
     ]
+    seconds = {cost.question: cost.seconds for cost in costs}
     found = []
     for question, units, at_once in table:
-        each, power = _at_width(question, costs, model.hidden)
-        found.append(
-            Estimate(question, units, each, power, each * units / 3600, at_once, each * units / at_once / 3600)
-        )
+        core_hours = units * seconds[question] / 3600
+        found.append(Estimate(question, units, seconds[question], core_hours, at_once, core_hours / at_once))
     return tuple(found)
-
-
-def _at_width(question: str, costs: tuple[UnitCost, ...], width: int) -> tuple[float, float | None]:
-    """Seconds of a unit; of one that was measured at two widths, at the one asked for, with the power that is used."""
-    same = [cost for cost in costs if cost.question == question]
-    if len(same) == 1:
-        return same[0].seconds, None
-    first, second = same
-    power = math.log(second.seconds / first.seconds) / math.log(second.width / first.width)
-    return second.seconds * (width / second.width) ** power, power

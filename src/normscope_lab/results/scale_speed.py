@@ -74,18 +74,14 @@ class Estimate:
 
     question: Annotated[str, Column("question", "The command, or what runs in it.")]
     units: Annotated[float, Column("units", "How many the model with the corpus has.", _shortly)]
-    seconds: Annotated[float, Column("CPU time each", "As measured, or continued to its width.", "{:.3g} s".format)]
-    power: Annotated[
-        float | None,
-        Column("power", "Of the width, by which the time is continued; none where its width was measured.", ".2f"),
-    ]
+    seconds: Annotated[float, Column("CPU time each", "As measured.", "{:.3g} s".format)]
     core_hours: Annotated[float, Column("core hours", "All units.", _shortly)]
     at_once: Annotated[int, Column("at once", "Cores that can work on it at the same time.", ",")]
     hours: Annotated[float, Column("hours", "Core hours over these.", _shortly)]
 
 
 @dataclass(frozen=True, repr=False)
-class ScaleSpeed(Result, kind="scale_speed", schema_version=2):
+class ScaleSpeed(Result, kind="scale_speed", schema_version=3):
     """What more workers bring, what they cost, and what memory does not depend on."""
 
     machine: Machine
