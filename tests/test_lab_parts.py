@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from scipy.linalg import helmert
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from lab_data import write_all
 from normscope.nn import Norm
@@ -25,6 +26,7 @@ from normscope_lab.training.image_task import MARGIN, packed, resampled, shifted
 from normscope_lab.training.key_inputs import in_plane, seen_by, unselectable
 from normscope_lab.training.linear_map import least_loss_map
 from normscope_lab.training.majority_task import VARIANTS, WITHOUT_SHORT, Batches, Majority, loss_of, sequences
+from normscope_lab.training.token_loss import PART, token_loss
 from normscope_lab.training.training_loop import cosine_decay, linear_decay, root_decay
 from normscope_lab.training.transformer import Attention, Block, DecoderBlock, FeedForward
 from normscope_lab.training.translation_model import BEGIN, END, PAD, Translator, translated
@@ -336,6 +338,39 @@ def test_beam_search_finds_what_trying_all_finds(beam):
         given = source[number : number + 1, : 3 - number]
         expected = greedy(model, given) if beam == 1 else best_of_all(model, given)
         assert found[number] == [token for token in expected if token > END]
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@torch.no_grad()
+def test_tokens_decoded_one_by_one_are_those_decoded_together(norm_first):
+    torch.manual_seed(2)
+    model = Translator(9, {**TRANSLATOR, "layers": 2, "norm_first": norm_first}).double().eval()
+    target = torch.tensor([[BEGIN, 3, 4, 5], [BEGIN, 6, 7, 8]])
+    encoded, there = model.encode(torch.tensor([[3, 4, 5], [5, 5, PAD]]))
+    memory, past, found = model.read(encoded), [None] * 2, []
+    for number in range(4):
+        last, past = model.decode_next(target[:, number : number + 1], number, past, memory, there)
+        found.append(last)
+    torch.testing.assert_close(torch.cat(found, dim=1), model.decode(target, encoded, there), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("count", [1, PART - 1, PART, 2 * PART + 3])
+def test_the_loss_in_parts_is_that_of_all_scores_at_once(count, smoothing):
+    torch.manual_seed(count)
+    hidden, table = (3 * torch.randn(size, 5, dtype=torch.float64, requires_grad=True) for size in (count, 7))
+    following = torch.randint(7, (count,))
+    following[0] = 1  # one that counts; 0 does not
+    expected = cross_entropy(hidden @ table.T, following, ignore_index=0, label_smoothing=smoothing)
+    found = token_loss(hidden, table, following, filler=0, smoothing=smoothing)
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(*(torch.autograd.grad(2 * loss, (hidden, table)) for loss in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_loss_of_scores_that_are_not_finite_is_not_finite():
+    hidden, table = torch.full((2, 3), torch.inf), torch.ones(4, 3)
+    assert token_loss(hidden, table, torch.tensor([1, 2]), filler=0).isnan()
 
 
 @torch.no_grad()

@@ -36,6 +36,7 @@ from normscope_lab.training.group_sizes import (
     size_variants,
     sizes_tried,
 )
+from normscope_lab.training.token_loss import token_loss
 from normscope_lab.training.training_loop import best_device, descend, padded, root_decay, train
 from normscope_lab.training.translation_model import BEGIN, END, LONGEST, PAD, SPECIAL, Translator, translated
 
@@ -142,10 +143,8 @@ class TranslationGroups(Experiment):
             losses = []
             for place_ in torch.randperm(len(batches)).tolist():
                 source, target = batches[place_]
-                scores = model(source, target[:, :-1]).flatten(0, 1)
-                loss = cross_entropy(
-                    scores, target[:, 1:].flatten(), ignore_index=PAD, label_smoothing=settings["smoothing"]
-                )
+                hidden, table = model.decode(target[:, :-1], *model.encode(source)), model.embedding.weight
+                loss = token_loss(hidden, table, target[:, 1:], filler=PAD, smoothing=settings["smoothing"])
                 losses.append(descend(loss, optimizer, schedule))
             return [
                 {

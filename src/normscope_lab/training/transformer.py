@@ -8,8 +8,11 @@ norm2 and computes a LayerNorm with them, even if they are other modules.
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+
+KeysValues = tuple[Tensor, Tensor]
 
 
 class Attention(nn.Module):
@@ -27,8 +30,17 @@ class Attention(nn.Module):
         self, x: Tensor, memory: Tensor | None = None, *, allowed: Tensor | None = None, causal: bool = False
     ) -> Tensor:
         """`allowed`: (batch, keys), which keys may be attended to; None: all."""
-        source = x if memory is None else memory
-        query, key, value = self._split(self.query(x)), self._split(self.key(source)), self._split(self.value(source))
+        return self.mixed(x, *self.keys_values(x if memory is None else memory), allowed=allowed, causal=causal)
+
+    def keys_values(self, source: Tensor) -> KeysValues:
+        """(batch, heads, tokens, channels) each."""
+        return self._split(self.key(source)), self._split(self.value(source))
+
+    def mixed(
+        self, x: Tensor, key: Tensor, value: Tensor, *, allowed: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        """What the queries of x make of keys and values that are there already."""
+        query = self._split(self.query(x))
         mask = None if allowed is None else allowed[:, None, None, :]
         dropout = self.dropout if self.training else 0.0
         mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal)
@@ -86,7 +98,28 @@ class DecoderBlock(nn.Module):
 
     def forward(self, x: Tensor, memory: Tensor, allowed: Tensor) -> Tensor:
         x = self.added(x, self.norm1, lambda given: self.attention(given, causal=True))
-        x = self.added(x, self.norm2, lambda given: self.across(given, memory, allowed=allowed))
+        return self._after_attention(x, self.across.keys_values(memory), allowed)
+
+    def next(
+        self, x: Tensor, before: KeysValues | None, memory: KeysValues, allowed: Tensor
+    ) -> tuple[Tensor, KeysValues]:
+        """The same for one more token, (batch, 1, width): its output, and keys and values with its own at the end.
+
+        `before`: keys and values of the tokens before it, `memory`: those of the memory.
+        """
+        all_now: list[KeysValues] = []
+
+        def attended(given: Tensor) -> Tensor:
+            own = self.attention.keys_values(given)
+            key, value = own if before is None else (torch.cat(pair, dim=2) for pair in zip(before, own, strict=True))
+            all_now.append((key, value))
+            return self.attention.mixed(given, key, value)
+
+        x = self.added(x, self.norm1, attended)
+        return self._after_attention(x, memory, allowed), all_now[0]
+
+    def _after_attention(self, x: Tensor, memory: KeysValues, allowed: Tensor) -> Tensor:
+        x = self.added(x, self.norm2, lambda given: self.across.mixed(given, *memory, allowed=allowed))
         x = self.added(x, self.norm3, self.feed_forward)
         return x
 

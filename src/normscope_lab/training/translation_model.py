@@ -1,13 +1,15 @@
 """An encoder and a decoder with one table of embeddings for both languages and the output, and its beam search."""
 
 import math
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from normscope.nn import Norm
 from normscope_lab.engine.experiment import Settings
-from normscope_lab.training.transformer import Attention, Block, DecoderBlock, FeedForward
+from normscope_lab.training.transformer import Attention, Block, DecoderBlock, FeedForward, KeysValues
 
 SPECIAL = ("<pad>", "<begin>", "<end>")
 PAD, BEGIN, END = range(len(SPECIAL))
@@ -69,9 +71,32 @@ class Translator(nn.Module):
         decoded: Tensor = self.decoded(x)
         return decoded
 
-    def _embedded(self, tokens: Tensor) -> Tensor:
-        width = self.embedding.embedding_dim
-        embedded: Tensor = self.dropout(self.embedding(tokens) * width**0.5 + self.positions[: tokens.shape[1]])
+    def read(self, memory: Tensor) -> list[KeysValues]:
+        """Keys and values of the memory, for every block of the decoder."""
+        return [block.across.keys_values(memory) for block in self._blocks()]
+
+    def decode_next(
+        self,
+        token: Tensor,
+        place: int,
+        before: Sequence[KeysValues | None],
+        memory: Sequence[KeysValues],
+        there: Tensor,
+    ) -> tuple[Tensor, list[KeysValues]]:
+        """The same for one more token (sentences, 1) at a place, with keys and values of every block."""
+        x, now = self._embedded(token, place), []
+        for block, old, read in zip(self._blocks(), before, memory, strict=True):
+            x, new = block.next(x, old, read, there)
+            now.append(new)
+        return self.decoded(x), now
+
+    def _blocks(self) -> Iterable[DecoderBlock]:
+        return cast(Iterable[DecoderBlock], self.decoder)
+
+    def _embedded(self, tokens: Tensor, place: int = 0) -> Tensor:
+        """Of tokens that begin at a place."""
+        width, end = self.embedding.embedding_dim, place + tokens.shape[1]
+        embedded: Tensor = self.dropout(self.embedding(tokens) * width**0.5 + self.positions[place:end])
         return embedded
 
 
@@ -87,20 +112,25 @@ def translated(model: Translator, source: Tensor, beam: int, most: int) -> list[
 
     It ends at END or after `most` tokens; special tokens are left out.
     """
-    memory, there = (part.repeat_interleave(beam, dim=0) for part in model.encode(source))
+    encoded, there = (part.repeat_interleave(beam, dim=0) for part in model.encode(source))
+    memory = model.read(encoded)
+    past: list[KeysValues | None] = [None] * len(memory)
     count, device = len(source), source.device
     tokens = torch.full((count, beam, 1), BEGIN, device=device)
     scores = torch.full((count, beam), -torch.inf, device=device)
     scores[:, 0] = 0  # all begin alike: only one of them counts
     ended = torch.zeros(count, beam, dtype=torch.bool, device=device)
     lengths = torch.ones(count, beam, device=device)
-    for _ in range(most):
-        last = model.decode(tokens.flatten(0, 1), memory, there)[:, -1]
-        chances = (last @ model.embedding.weight.T).log_softmax(-1).view(count, beam, -1)
+    first = beam * torch.arange(count, device=device)[:, None]  # line of each sentence in what is kept by beams
+    for place in range(most):
+        last, now = model.decode_next(tokens[..., -1].reshape(-1, 1), place, past, memory, there)
+        chances = (last[:, 0] @ model.embedding.weight.T).log_softmax(-1).view(count, beam, -1)
         chances[ended] = -torch.inf
         chances[..., PAD] = torch.where(ended, 0.0, -torch.inf)  # what has ended stays as it is
         scores, chosen = (scores[..., None] + chances).flatten(1).topk(beam)
         parent, token = chosen // chances.shape[-1], chosen % chances.shape[-1]
+        lines = (first + parent).flatten()
+        past = [(key[lines], value[lines]) for key, value in now]
         ended, lengths = ended.gather(1, parent), lengths.gather(1, parent)
         tokens = torch.cat([tokens.gather(1, parent[..., None].expand_as(tokens)), token[..., None]], dim=-1)
         lengths = lengths + (~ended).float()
