@@ -311,6 +311,16 @@ def test_a_terminal_without_unicode_gets_tables_all_the_same():
     assert "h.0.ln_1" in done.stdout
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="libgomp is what torch has on Linux")
+@pytest.mark.parametrize(("chosen", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7")])
+def test_threads_that_wait_soon_sleep_if_the_user_did_not_choose(chosen, spins):
+    kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    shown = kept | {"OMP_DISPLAY_ENV": "verbose"} | chosen
+    command = [sys.executable, "-m", "normscope", "inspect"]
+    done = subprocess.run(command, env=shown, capture_output=True, check=True, text=True, encoding="utf-8")
+    assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
+
+
 def test_version_and_help():
     assert run("--version").stdout.strip() == normscope.__version__
     overview = run("--help").stdout
