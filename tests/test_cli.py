@@ -205,6 +205,8 @@ def test_a_text_that_is_not_utf_8_is_refused(tmp_path):
 
 def test_a_text_that_is_missing_or_empty_is_refused(tmp_path):
     assert_refused(run("inspect", "--text", tmp_path / "nowhere.txt"), "nowhere.txt")
+    for text in ("To be, or not to be", "To be " * 100):  # too long for the name of a file
+        assert_refused(run("inspect", "--text", text), "--text takes a file, a folder, a pattern or 'sample', not")
     (tmp_path / "empty.txt").write_text("\n")
     assert_refused(run("inspect", "--text", tmp_path / "empty.txt"), "the text is empty")
 

@@ -1,5 +1,6 @@
 """What commands share: their common arguments, and how results are saved, drawn and shown."""
 
+import glob
 import inspect
 import json as jsonlib
 import os
@@ -166,6 +167,10 @@ def run_on(text: str | None, inputs: Path | None, lines: bool = False, column: s
         return {"text": sample_text().splitlines() if lines else sample_text()}
     from normscope.models.corpus import Corpus
 
+    if not (os.path.exists(text) or glob.has_magic(text)):
+        raise InputError(
+            f"{text}: no such file or directory; --text takes a file, a folder, a pattern or '{SAMPLE}', not the text"
+        )
     return {"text": Corpus(Path(text), column, lines)}
 
 
