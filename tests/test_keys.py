@@ -514,7 +514,7 @@ def test_the_command_refuses_before_it_runs(run, tmp_path):
     assert "must end in .safetensors" in str(run("--text", "sample", "-o", tmp_path / "keys.npz").exception)
     assert "give --text (a file, or 'sample') or --inputs FILE" in str(run().exception)
     assert run("--text", "sample", "--at", "queries").exit_code == 2
-    assert "No such file" in str(run("--text", tmp_path / "missing.txt").exception)
+    assert "missing.txt: no such file" in str(run("--text", tmp_path / "missing.txt").exception)
 
 
 def test_the_fused_function_gives_the_same_counts():

@@ -302,12 +302,14 @@ def section(folder: Path, found: dict, config: dict) -> str:
     seeds = len(found["seeds"])
     there = f" (there: `{config['command_then']}`)" if "command_then" in config else ""  # renamed since
     later = [f", judged again at {commit[:12]}" for commit in config.get("continued_at", [])[-1:]]
+    machine = [f"{config['machine']}\n" for _ in range("machine" in config)]  # what was special about it
     lines += [
         f"    {short(config['command'])}",
         "",
         f"Commit {(config['commit'] or 'unknown')[:12]}{there}{''.join(later)}, torch {config['versions']['torch']}; "
         f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {minutes(found['seconds'])} of CPU time.",
         "",
+        *machine,
         *(f"Fixed before the run: {'; '.join(config['plan'])}.\n" for _ in range(bool(config.get("plan")))),
         "| claim | the paper | ours | verdict | power |",
         "|---|---|---|---|---|",
