@@ -42,6 +42,16 @@ def test_the_tables_of_a_page_are_those_that_the_tool_writes_from_the_kept_run(p
 
 
 @pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.name)
+def test_no_number_at_the_end_of_a_sentence_begins_a_list(page):
+    """A line that begins with `32. ` is an item of a list; items are counted from 1."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    before = 0
+    for item in map(int, re.findall(r"^ *(\d+)[.)] ", text, re.MULTILINE)):
+        assert item in (1, before + 1), item
+        before = item
+
+
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.name)
 def test_no_page_has_a_marker_of_what_was_to_be_filled_in(page):
     """None of @@name@@, TODO, TBD, or what a merge leaves; in code and quotations they may stand."""
     text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)

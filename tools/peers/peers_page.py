@@ -36,7 +36,7 @@ after are compared on 4 × 12 random tokens or 4 random images (seed {inputs_see
 - **llm-compressor**: `oneshot` with `SpinQuantModifier(rotations=[])`, which folds norms as the
   first step of SpinQuant. Its defaults, with rotations R1 and R2, are in the second table. For
   the 576 channels of {real}, which are no power of two, these and `RotationConfig` get blocks of
-  32. Every model is loaded by transformers alike; for mixtral it asks for its own
+  32 channels. Every model is loaded by transformers alike; for mixtral it asks for its own
   `load_quantizable_moe`, so that its two mixtral cells are not for the way in which it is meant to be used.
 - **auto-round**: `apply_rotation` with `RotationConfig()` and the data type `int`. It folds norms
   where it lists the architecture, and rotates. In the second table, `SpinQuantPreprocessor` with
