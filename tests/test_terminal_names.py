@@ -126,6 +126,19 @@ def test_the_path_in_a_command_is_one_word_however_narrow_the_terminal():
     assert all(len(line) <= 60 for line in lines if path not in line)
 
 
+@pytest.mark.parametrize("width", [40, 80, 100])
+def test_names_are_one_word_where_there_is_no_terminal(width):
+    path = "/a/folder/with/a/long/name/and/another/one/SmolLM2-135M-Instruct.Q4_1.gguf"
+    far = [TensorRange(name, "norm input", 576, -28830.0, 28270.0, 507, -28830.0, None, "a few words " * 9, "excluded")
+           for name in llama(12)]  # fmt: skip
+    result = LayerRanges(path, None, Limit("float16", 65504.0, 1, 1, 0, 0, 0, 0), (), tuple(far), ())
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    show(result, console)
+    lines = console.file.getvalue().splitlines()
+    assert {line.split()[0] for line in lines if "norm input" in line} == set(llama(12)[:24])  # and 1 more
+    assert sum(path in line for line in lines) == 1
+
+
 def test_names_are_full_where_there_is_no_terminal_and_with_all_columns():
     result, text = shown(80, terminal=False)
     _, everything = shown(80, everything=True)

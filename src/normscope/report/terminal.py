@@ -39,7 +39,9 @@ def show(result: Result, console: Console, *, everything: bool = False) -> None:
     for shown in tables_of(result, brief=not everything):
         fit = console.width if console.is_terminal and not everything else None
         for part in _parts(shown, console.width if everything else None, fit):
-            console.print(part)
+            if isinstance(part, Table) and fit is None and not everything:
+                _keep_names_whole(part, shown, console.width)
+            console.print(part, crop=False)
 
 
 def as_csv(result: Result) -> str:
@@ -147,6 +149,19 @@ def _are_names(shown: Shown, cells: list[list[str]], place: int) -> bool:
     """Whether a column holds names of modules: no blanks, and dots in one of them."""
     text = [] if shown.numeric[place] else [row[place] for row in cells]
     return any("." in each for each in text) and not any(" " in each for each in text)
+
+
+def _keep_names_whole(table: Table, shown: Shown, width: int) -> None:
+    """Let a table of all main columns be wider than `width` if its names need it: no terminal has to show it."""
+    rows = shown.cells[: shown.table.most]
+    needed = BETWEEN * len(table.columns)
+    for place, column in enumerate(table.columns):
+        column.no_wrap = _are_names(shown, rows, place)
+        whole = max(len(text) for text in (shown.columns[place].heading, *(row[place] for row in rows)))
+        needed += whole if column.no_wrap else _width(shown, rows, place)
+    table.width = needed if needed > width else None
+    if isinstance(table.title, Text):
+        table.title.no_wrap, table.title.overflow = True, "ignore"
 
 
 def _parts(shown: Shown, width: int | None, fit: int | None) -> list[RenderableType]:
