@@ -23,6 +23,7 @@ from normscope_lab.loaders.data_files import place
 from normscope_lab.loaders.sentences import sentence_files
 from normscope_lab.results.reproduction import Finding
 from normscope_lab.training.byte_pairs import learned_pairs
+from normscope_lab.training.dropout import Dropout
 from normscope_lab.training.key_inputs import gaussian_like, in_percent, seen_by, share_of, shares, unselectable
 from normscope_lab.training.training_loop import best_device, descend, hits, linear_decay, padded, shuffled, train
 from normscope_lab.training.transformer import Attention, Block, FeedForward, small_weights
@@ -43,7 +44,7 @@ class Bert(nn.Module):
         width, dropout = settings["width"], settings["dropout"]
         self.tokens = nn.Embedding(settings["vocabulary"], width, padding_idx=PAD)
         self.positions = nn.Embedding(settings["length"], width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.blocks = nn.ModuleList(
             Block(
                 Attention(width, settings["heads"], dropout=dropout),

@@ -28,6 +28,7 @@ from normscope_lab.loaders.plain_texts import text_files, whole_text
 from normscope_lab.loaders.sentences import sentence_files
 from normscope_lab.results.reproduction import Finding
 from normscope_lab.training.byte_pairs import learned_pairs
+from normscope_lab.training.dropout import Dropout
 from normscope_lab.training.key_inputs import (
     gaussian_like,
     in_percent,
@@ -65,7 +66,7 @@ class LanguageModel(nn.Module):
         width, dropout = settings["width"], settings["dropout"]
         self.tokens = nn.Embedding(settings["vocabulary"], width)
         self.positions = nn.Embedding(settings["length"], width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.blocks = nn.ModuleList(
             Block(
                 Attention(width, settings["heads"], bias=False, dropout=dropout),

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from normscope_lab.training.dropout import Dropout, dropped
+
 KeysValues = tuple[Tensor, Tensor]
 
 
@@ -42,8 +44,10 @@ class Attention(nn.Module):
         """What the queries of x make of keys and values that are there already."""
         query = self._split(self.query(x))
         mask = None if allowed is None else allowed[:, None, None, :]
-        dropout = self.dropout if self.training else 0.0
-        mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+        if self.training and self.dropout:
+            mixed = dropped(attention_weights(query, key, mask, causal=causal), self.dropout) @ value
+        else:
+            mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
         joined: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return joined
 
@@ -51,9 +55,21 @@ class Attention(nn.Module):
         return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)  # (batch, heads, tokens, channels)
 
 
+def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, *, causal: bool) -> Tensor:
+    """Softmax of queries with keys, (…, queries, keys), where a mask allows it and, if causal, no key comes later."""
+    scores = (query * query.shape[-1] ** -0.5) @ key.mT
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    if causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    weights: Tensor = scores.softmax(-1)
+    return weights
+
+
 class FeedForward(nn.Sequential):
     def __init__(self, width: int, hidden: int, activation: nn.Module, dropout: float = 0.0) -> None:
-        super().__init__(nn.Linear(width, hidden), activation, nn.Dropout(dropout), nn.Linear(hidden, width))
+        super().__init__(nn.Linear(width, hidden), activation, Dropout(dropout), nn.Linear(hidden, width))
 
 
 class Block(nn.Module):
@@ -129,7 +145,7 @@ class Added(nn.Module):
 
     def __init__(self, dropout: float, norm_first: bool) -> None:
         super().__init__()
-        self.dropout, self.norm_first = nn.Dropout(dropout), norm_first
+        self.dropout, self.norm_first = Dropout(dropout), norm_first
 
     def forward(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
         total: Tensor = x + self.dropout(part(norm(x))) if self.norm_first else norm(x + self.dropout(part(x)))

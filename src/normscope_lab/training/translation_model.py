@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from normscope.nn import Norm
 from normscope_lab.engine.experiment import Settings
+from normscope_lab.training.dropout import Dropout
 from normscope_lab.training.transformer import Attention, Block, DecoderBlock, FeedForward, KeysValues
 
 SPECIAL = ("<pad>", "<begin>", "<end>")
@@ -33,7 +34,7 @@ class Translator(nn.Module):
         nn.init.normal_(self.embedding.weight, std=width**-0.5)
         self.positions: Tensor
         self.register_buffer("positions", waves(LONGEST, width), persistent=False)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.encoder = nn.ModuleList(
             Block(Attention(width, heads, dropout=dropout), feed_forward(), norm(), norm(), dropout, first)
             for _ in range(settings["layers"])
