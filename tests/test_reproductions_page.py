@@ -46,6 +46,21 @@ def test_every_kept_finding_follows_from_the_kept_rows(tool, folder):
     assert tool.findings(KEPT / folder) == found["findings"]
 
 
+def test_the_table_has_the_strongest_runs_of_each_experiment_and_the_page_has_all(tool):
+    page = (ROOT / "docs" / "reproductions.md").read_text(encoding="utf-8")
+    table, rest = page.split("\n## Claims\n")[1].split("\n## Runs\n")
+    found = {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in KEPT.glob("*/findings.json")}
+    assert all(f"\n## {name}\n" in rest for name in found)
+    for name, run in found.items():
+        others = [other for other in found.values() if other["experiment"] == run["experiment"]]
+        weaker = any(
+            (other["preset"] == "paper", len(other["seeds"])) > (run["preset"] == "paper", len(run["seeds"]))
+            for other in others
+        )
+        assert (f"([{name}](#{name})) |" in table) is not weaker
+        assert (f" [{name}](#{name})" in table.split("with fewer seeds")[1]) is weaker
+
+
 def test_runs_without_a_result_are_listed_with_their_command(tool):
     page = (ROOT / "docs" / "reproductions.md").read_text(encoding="utf-8")
     missing = [run for run in tool.PLANNED if not (KEPT / run.name).exists()]

@@ -54,7 +54,8 @@ truth is E, from the number of seeds and the spread seen; where there is no E, t
 is seen with 80%; "exact" for what is proved or certified in every case. That one side is not worse
 than another by a margin is a claim of its own, with a margin fixed before the run. Settings are
 chosen on other seeds and other data than those that decide; each run's plan is written to its
-config.json before it begins. Runs from before this rule have no plan.
+config.json before it begins. Runs from before this rule have no plan. A verdict is one on the run
+beside it, under the conditions of that run: the last column says how they differ from the paper's.
 
 **Majority.** The published comparison changes two things at once: keys without projection are also
 d = 8 times as short, 1/√d in place of √d. Claims "as published" mix both; four variants take
@@ -77,6 +78,7 @@ tools/reproductions.py --resume docs RUN` lays them out again as the folder RUN.
 | run | decides | command | CPU time | finished |
 |---|---|---|---|---|
 """
+WEAKER = "Runs of the same experiments at a smaller scale or with fewer seeds are not in this table, but below: "
 RUNS = """
 ## Runs
 
@@ -263,11 +265,15 @@ def page(kept: Path) -> str:
         for folder in folders
     ]
     runs.sort(key=lambda run: (run[1]["source"], run[0].name))
-    published = {found["experiment"] for _, found, _ in runs if found["preset"] == "paper"}
-    table, summary, parts = [], [], []
+    strongest = {}
+    for _, found, _ in runs:
+        strongest[found["experiment"]] = max(strongest.get(found["experiment"], (False, 0)), strength(found))
+    table, weaker, summary, parts = [], [], [], []
     for folder, found, config in runs:
-        if found["preset"] == "paper" or found["experiment"] not in published:
+        if strength(found) == strongest[found["experiment"]]:
             table += claims(folder.name, found)
+        else:
+            weaker.append(f"[{folder.name}](#{folder.name})")
         verdicts = [finding["verdict"] for finding in found["findings"]]
         shown = ", ".join(f"{kind}: {verdicts.count(kind)}" for kind in dict.fromkeys(verdicts))
         name = folder.name
@@ -283,7 +289,13 @@ def page(kept: Path) -> str:
         if run.name not in {folder.name for folder in folders}
     ]
     lists = NOT_RUN + "\n".join(missing) + "\n" if missing else ""
-    return HEAD + "\n".join(table) + "\n" + lists + RUNS + "\n".join(summary) + "\n" + "".join(parts)
+    left_out = f"\n{WEAKER}{', '.join(weaker)}.\n" if weaker else ""
+    return HEAD + "\n".join(table) + "\n" + left_out + lists + RUNS + "\n".join(summary) + "\n" + "".join(parts)
+
+
+def strength(found: dict) -> tuple[bool, int]:
+    """Of runs of one experiment the table has those at the published scale or, if there are none, with most seeds."""
+    return found["preset"] == "paper", len(found["seeds"])
 
 
 def claims(name: str, found: dict) -> list[str]:
