@@ -202,7 +202,7 @@ PLACES = {
 }  # fmt: skip
 
 
-def written_gguf(path, model, *, leave_out=(), kind="llama", others=(), scaling=None):
+def written_gguf(path, model, *, leave_out=(), kind="llama", others=(), scaling=None, ends=()):
     """A Llama as llama.cpp stores it, with the vocabulary of bytes, and with further tensors."""
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, kind)
@@ -221,6 +221,8 @@ def written_gguf(path, model, *, leave_out=(), kind="llama", others=(), scaling=
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
+    for token in ends:
+        writer.add_bool(f"tokenizer.ggml.add_{token}_token", True)
     names = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
              "lm_head.weight": "output.weight"}  # fmt: skip
     for name, tensor in model.state_dict().items():
@@ -279,6 +281,17 @@ def test_the_tokenizer_is_in_the_gguf_file(tmp_path, llama):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "pipeline"}))  # of something else
     tokenizer = load_tokenizer(path)
     assert tokenizer.decode(tokenizer("word")["input_ids"], skip_special_tokens=True) == "word"
+
+
+@pytest.mark.parametrize("ends", [(), ("bos",), ("eos",), ("bos", "eos")])
+def test_a_text_begins_and_ends_as_the_gguf_file_says_also_in_the_written_folder(tmp_path, llama, ends):
+    path = written_gguf(tmp_path / "llama.gguf", llama, ends=ends)
+    normscope.fold(path, out=tmp_path / "folded")
+    for place in (path, tmp_path / "folded"):
+        tokens = load_tokenizer(place)("word")["input_ids"]
+        assert (tokens[0] == 0, tokens[-1] == 1) == ("bos" in ends, "eos" in ends)
+        (batch,) = Subject(place, text="word").batches()
+        assert batch["input_ids"][0].tolist() == tokens
 
 
 def test_a_gguf_file_without_all_tensors_shows_its_norms_by_name(tmp_path, llama):

@@ -21,10 +21,10 @@ from normscope.models.architecture import build_architecture, described_config, 
 from normscope.models.checkpoint import Checkpoint, open_checkpoint, read_json
 from normscope.models.corpus import Corpus, LongText, as_texts
 from normscope.models.gguf_model import config_of, scaled_positions
+from normscope.models.gguf_tokenizer import gguf_tokenizer
 from normscope.models.weights import Weights
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-GGUF_TOKENIZER = "tokenizer.ggml.model"  # its kind, in the header of a .gguf file that has one
 CONTEXT = 1024  # tokens per piece, where a model allows more
 
 
@@ -174,7 +174,8 @@ def load_tokenizer(path: Path) -> Any:
     from transformers import AutoTokenizer, PreTrainedConfig
 
     if is_gguf(path):
-        return _gguf_tokenizer(path)
+        with named(path), explained({}, "no tokenizer can be made from the file"):
+            return gguf_tokenizer(path)
     config, settings = _json(path / "config.json"), _json(path / "tokenizer_config.json")
     with named(path), explained(config, "no tokenizer can be loaded"):
         for name in (config.get("tokenizer_class"), settings.get("tokenizer_class")):
@@ -192,21 +193,6 @@ def load_tokenizer(path: Path) -> Any:
                 f"model_max_length in tokenizer_config.json must be a number, 1 or more, got {quoted(longest)}"
             )
     return tokenizer
-
-
-def _gguf_tokenizer(path: Path) -> Any:
-    """The tokenizer in a .gguf file; not by AutoTokenizer, which reads the file in a way that takes seconds."""
-    from transformers import PreTrainedTokenizerFast
-
-    with open_checkpoint(path) as checkpoint:
-        if GGUF_TOKENIZER not in checkpoint.metadata:
-            raise CheckpointError(
-                f"{path}: a text needs a tokenizer, and the file has none: "
-                "give tokens by --inputs FILE, or inputs= in Python"
-            )
-    with TemporaryDirectory() as folder, named(path), explained({}, "no tokenizer can be made from the file"):
-        (Path(folder) / path.name).symlink_to(path.resolve())  # alone: files beside it may belong to another model
-        return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=path.name, local_files_only=True)
 
 
 class TextBatches:
