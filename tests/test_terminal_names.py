@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from normscope import demo_model, inspect
+from normscope import demo_model, inspect, keys
 from normscope.data import sample_text
 from normscope.report.terminal import as_csv, as_text, short_names, show
 from normscope.results.finding_list import Finding, FindingList
@@ -123,6 +123,15 @@ def test_names_stay_legible_where_another_column_can_have_a_table_of_its_own(ins
 @pytest.fixture(scope="module")
 def inspected():
     return inspect(demo_model(), text=sample_text()[:300])
+
+
+def test_the_heading_of_a_text_is_wrapped_before_names_are_illegible():
+    console = Console(width=70, file=io.StringIO(), force_terminal=True, color_system=None)
+    show(keys(demo_model(), text=sample_text()[:300]), console)
+    lines = console.file.getvalue().split("Queries nearest")[1].splitlines()
+    assert max(map(len, lines)) <= 70
+    assert sum("transformer.h." in line for line in lines) == 2 * 4  # two tables of four layers
+    assert not any("heads that can produce it" in line for line in lines)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

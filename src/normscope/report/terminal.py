@@ -116,9 +116,14 @@ def _with_short_names(
 
     And the room for each column of texts, which are wrapped between words: a name among these fits it too.
     """
-    widths = _wide_headings(shown, rows)
     names = [place for place in places if _are_names(shown, rows, place)]
-    room = width - BETWEEN * len(places) - sum(widths[place] for place in places if place not in names)
+    others = [place for place in places if place not in names]
+    widths, rooms = _wide_headings(shown, rows), dict[int, int]()
+    room = width - BETWEEN * len(places) - sum(widths[place] for place in others)
+    if room < LEGIBLE * len(names):  # headings of texts are wrapped too, as those of figures always are
+        widths = [_width(shown, rows, place) for place in range(len(widths))]
+        rooms = {place: widths[place] for place in others if not shown.numeric[place]}
+        room = width - BETWEEN * len(places) - sum(widths[place] for place in others)
     columns = [[row[place] for row in rows] for place in range(len(widths))]
     names.sort(key=lambda place: -max(map(len, columns[place])))
     while names:  # the shortest first: what it does not need is left for the others
@@ -128,8 +133,7 @@ def _with_short_names(
         room -= min(share, max(map(len, columns[place])))
     texts = [place for place in places if any(" " in each for each in columns[place])]
     room += sum(widths[place] for place in texts)
-    longest = {place: max(map(len, (shown.columns[place].heading, *columns[place]))) for place in texts}
-    rooms: dict[int, int] = {}
+    longest = {place: max(widths[place], *map(len, columns[place])) for place in texts}
     for left, place in zip(range(len(texts), 0, -1), sorted(texts, key=lambda place: longest[place]), strict=True):
         rooms[place] = min(longest[place], max(SHORTEST, room // left))
         room -= rooms[place]
