@@ -1,6 +1,7 @@
 """Every benchmark in small, its result and its command; documents say what the kept runs say."""
 
 import json
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -197,6 +198,14 @@ def test_the_figures_of_fold_time_are_those_of_the_run():
         parts = [f"{part}_seconds" for part in ("cpu", "import", "export", "rest", "peer", "peer_import")]
         cells = [*(duration(row[part]) for part in parts), f"{row['ratio']:.2f}"]
         assert f"| {' | '.join(cells)} |" in text
+
+
+def test_the_times_of_fold_before_and_now_are_those_of_the_run():
+    text, run = (DOCS / "folding.md").read_text(encoding="utf-8"), read("fold-before.json")
+    assert f"git archive {run['before']} src" in text
+    for model, taken in run["cpu_seconds"].items():
+        before, now = (duration(statistics.median(taken[when])) for when in ("before", "now"))
+        assert f"| {model} | {before} | {now} |" in text
 
 
 def test_the_figures_of_memorize_are_those_of_the_run():

@@ -1,4 +1,4 @@
-"""Folding into experts and their streams: every way to apply a stack of matrices.
+"""Folding into experts and their streams, and their ranges: every way to apply a stack of matrices.
 
 The matrices are square, so that sizes do not tell which axis is which.
 """
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers.integrations import moe  # noqa: F401  (registers the grouped product)
 
 from architectures import random_model
-from normscope import fold
+from normscope import fold, ranges
 from normscope.errors import NotCertifiedError
 from normscope.models.example_inputs import example_inputs
 from normscope.models.graph import trace
@@ -370,6 +370,27 @@ def test_experts_in_a_list_are_layers_like_others_also_if_one_is_there_twice(to_
     assert folding.holds, folding.certificate
     assert folding.kept == {}
     assert {"experts.0.0.weight", "experts.1.0.weight", "experts.0.2.bias"} <= set(folding.changed)
+
+
+@pytest.mark.parametrize(
+    ("model", "experts"),
+    [(Mixture(tokens_that_are_sent), {"up", "down"}),
+     (ListOfExperts(to_all=False), {f"experts.{expert}.{layer}" for expert in range(2) for layer in (0, 2)})],
+)  # fmt: skip
+def test_experts_that_get_as_many_tokens_as_the_numbers_decide_are_named_where_nothing_bounds_them(model, experts):
+    found = ranges(model, inputs=IDS, tight=0)
+    named = {row.layer: row for row in found.layers}
+    assert set(named) == experts | {"router", "head"}
+    assert {name for name, row in named.items() if not row.bounded} == experts
+    assert all("as many rows as the numbers decide" in named[name].why for name in experts)
+    assert found.limit.unbounded >= 2 * len(experts)
+    assert {each.layer for each in found.not_covered} == experts
+
+
+def test_experts_in_a_list_that_get_every_token_are_bounded():
+    found = ranges(ListOfExperts(to_all=True), inputs=IDS, tight=0)
+    assert len(found.layers) == 6
+    assert all(row.bounded for row in (*found.layers, *found.tensors))
 
 
 MODELS = {  # of those that transformers has: how many norms, how many of them with gain 1

@@ -1,7 +1,8 @@
 """Models in .gguf files of other architectures than Llama, whose tensors are stored in other ways.
 
 Qwen 2 has biases, and its queries and keys keep their order; gains of Gemma 2 are stored with 1 added; matrices of
-GPT-2 are transposed, and queries, keys and values are one tensor. What transformers loads from the file is the oracle.
+GPT-2 are transposed, and queries, keys and values are one tensor; gate and up of experts are two stacks, whose width
+transformers does not read. What transformers loads from the file is the oracle.
 """
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 import transformers
 
 import normscope as ns
-from architectures import ARCHITECTURES, GROUPED, random_model
+from architectures import ARCHITECTURES, GROUPED, HEADS, random_model
 from normscope.errors import CheckpointError
 from normscope.models.load import load_model
 
@@ -19,6 +20,13 @@ SETTINGS = {
     "gemma2": ARCHITECTURES["gemma2"],
     "gpt2": ("GPT2LMHeadModel", {**ARCHITECTURES["gpt2"][1], "n_positions": 1024}),  # which the file does not say
 }
+EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 16}  # as many as channels, square
+SETTINGS |= {
+    "qwen2_moe": ("Qwen2MoeForCausalLM", {**GROUPED, **EXPERTS, "shared_expert_intermediate_size": 24}),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", {**HEADS, **EXPERTS, "norm_topk_prob": True}),
+}
+NAMES = {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}  # of architectures in files, where they differ
+FOLDED = {"gemma2": (4, 9), "gpt2": (4, 5), "qwen3_moe": (5, 9)}  # gains of 1 and norms, if not 5 of 5
 TOKENS = torch.arange(3, 15).reshape(2, 6)
 
 
@@ -31,7 +39,7 @@ def stored(request, tmp_path, monkeypatch):
     model = random_model(kind)
     config, folder = model.config, tmp_path / "stored"
     folder.mkdir()
-    writer = gguf.GGUFWriter(folder / "model.gguf", kind)
+    writer = gguf.GGUFWriter(folder / "model.gguf", NAMES.get(kind, kind))
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -44,7 +52,10 @@ def stored(request, tmp_path, monkeypatch):
         writer.add_head_count_kv(config.num_key_value_heads)
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
         writer.add_key_length(getattr(config, "head_dim", None) or 8)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], config.num_hidden_layers)
+    if "moe" in kind:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[NAMES.get(kind, kind).upper()], config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -53,7 +64,13 @@ def stored(request, tmp_path, monkeypatch):
             values = values + 1
         if kind == "gpt2" and values.ndim == 2 and ".c_" in name:
             values = values.T
-        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), np.ascontiguousarray(values))
+        stored = {names.get_name(name, try_suffixes=(".weight", ".bias")): values}
+        if "experts." in name:
+            stack = f"blk.{name.split('.')[2]}.ffn_{{}}_exps.weight".format
+            apart = ("gate", "up") if "gate_up" in name else ("down",)
+            stored = dict(zip(map(stack, apart), np.split(values, len(apart), axis=1), strict=True))
+        for place, each in stored.items():
+            writer.add_tensor(place, np.ascontiguousarray(each[0] if "ffn_gate_inp_shexp" in place else each))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -74,9 +91,9 @@ def test_a_file_is_loaded_and_folded_as_transformers_loads_it(stored, tmp_path):
     torch.testing.assert_close(logits(load_model(file)), expected, rtol=0, atol=0)
     folding = ns.fold(file, out=tmp_path / "folded")
     assert folding.holds, folding.certificate
-    assert sum(verdict.affine.what == "folded" for verdict in folding.norms) == 4 + (
-        not model.config.tie_word_embeddings
-    )
+    assert folding.unused_tensors == ()
+    counted = sum(verdict.affine.what == "folded" for verdict in folding.norms), len(folding.norms)
+    assert counted == FOLDED.get(model.config.model_type, (5, 5))
     folded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folded")
     apart = logits(folded) - expected
     assert apart.abs().max() < 1e-5 * expected.abs().max()

@@ -1,13 +1,14 @@
 """Names of modules on a terminal: shortened in the middle so that rows do not wrap; full everywhere else."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from normscope import demo_model, inspect
+from normscope import demo_model, inspect, keys
 from normscope.data import sample_text
 from normscope.report.terminal import as_csv, as_text, short_names, show
 from normscope.results.finding_list import Finding, FindingList
@@ -93,9 +94,44 @@ def test_tables_of_ranges_and_folds_do_not_wrap_names_nor_the_path_of_the_model(
         assert not any(line.strip() in ("rm", "orm", "norm") for line in lines)
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_names_in_a_reason_are_one_word_and_only_as_short_as_they_must_be(width):
+    names = [f"encoder.layer.{layer}.attention.output.LayerNorm" for layer in range(12)]
+    moved = Decision("folded", "gain into q_proj")
+    verdicts = [NormVerdict(name, "layernorm", Decision("kept", f"{name} writes to it"), moved) for name in names]
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    show(Folding("m", tuple(verdicts), (), None, (), ()), console)
+    text = console.file.getvalue().split("because")[1]
+    assert max(map(len, text.splitlines())) <= width
+    words = [word for word in text.split() if "layer" in word or "…" in word]
+    assert len(words) == 2 * 12  # the norm, and its name in its reason
+    assert all(word.endswith("orm") for word in words)
+    assert len(set(words)) == (12 if width == 120 else 24)
+
+
+@pytest.mark.parametrize("width", [70, 80, 100])
+def test_names_stay_legible_where_another_column_can_have_a_table_of_its_own(inspected, width):
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    longer = [replace(norm, found=replace(norm.found, name=f"{norm.found.name}_with_more_of_it"))
+              for norm in inspected.norms]  # fmt: skip
+    show(replace(inspected, norms=tuple(longer)), console)
+    starts = [line.split()[0] for line in console.file.getvalue().splitlines() if "_it  " in line]
+    assert starts
+    assert min(map(len, starts)) >= 18
+
+
 @pytest.fixture(scope="module")
 def inspected():
     return inspect(demo_model(), text=sample_text()[:300])
+
+
+def test_the_heading_of_a_text_is_wrapped_before_names_are_illegible():
+    console = Console(width=70, file=io.StringIO(), force_terminal=True, color_system=None)
+    show(keys(demo_model(), text=sample_text()[:300]), console)
+    lines = console.file.getvalue().split("Queries nearest")[1].splitlines()
+    assert max(map(len, lines)) <= 70
+    assert sum("transformer.h." in line for line in lines) == 2 * 4  # two tables of four layers
+    assert not any("heads that can produce it" in line for line in lines)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -105,7 +141,7 @@ def test_columns_without_room_get_a_table_of_their_own(inspected, width):
     lines = console.file.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     tables = sum(line.startswith(" ─") for line in lines)
-    assert tables == {60: 2, 80: 2, 120: 1}[width]
+    assert tables == {60: 3, 80: 2, 120: 1}[width]
     rows = [line for line in lines if line.startswith(" ") and line.split()[-1:] and line.split()[-1][0].isdigit()]
     assert len(rows) == 9 * tables
     assert all(len(row.split()) > 1 for row in rows)

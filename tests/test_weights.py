@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from normscope.errors import CheckpointError, InputError
 from normscope.models import weights as under_test
 from normscope.models.load import load_model, load_tokenizer, open_weights
 from normscope.models.subject import Subject
-from normscope.models.transformers_library import byte_of_character
+from normscope.models.transformers_library import NotFollowedWarning, byte_of_character
 from normscope.models.weights import Weights
 
 TESTED = ("gpt2", "bert", "gemma3_text", "t5", "vit", "whisper", "mixtral", "qwen3_moe", "gpt_oss", "falcon_h1",
@@ -201,13 +202,17 @@ PLACES = {
 }  # fmt: skip
 
 
-def written_gguf(path, model, *, leave_out=(), kind="llama"):
-    """A Llama as llama.cpp stores it, with the vocabulary of bytes."""
+def written_gguf(path, model, *, leave_out=(), kind="llama", others=(), scaling=None, ends=()):
+    """A Llama as llama.cpp stores it, with the vocabulary of bytes, and with further tensors."""
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(path, kind)
     for key, value in settings_of(model.config).items():
         writer.add_uint32(f"llama.{key}", value)
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", model.config.rms_norm_eps)
+    if scaling is not None:
+        writer.add_string("llama.rope.scaling.type", scaling)
+    for name in others:
+        writer.add_tensor(name, np.ones(8, np.float32))
     characters = byte_of_character()
     tokens = ["<s>", "</s>", *sorted(characters), "ab"]
     writer.add_tokenizer_model("gpt2")
@@ -216,6 +221,8 @@ def written_gguf(path, model, *, leave_out=(), kind="llama"):
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
+    for token in ends:
+        writer.add_bool(f"tokenizer.ggml.add_{token}_token", True)
     names = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight",
              "lm_head.weight": "output.weight"}  # fmt: skip
     for name, tensor in model.state_dict().items():
@@ -276,6 +283,17 @@ def test_the_tokenizer_is_in_the_gguf_file(tmp_path, llama):
     assert tokenizer.decode(tokenizer("word")["input_ids"], skip_special_tokens=True) == "word"
 
 
+@pytest.mark.parametrize("ends", [(), ("bos",), ("eos",), ("bos", "eos")])
+def test_a_text_begins_and_ends_as_the_gguf_file_says_also_in_the_written_folder(tmp_path, llama, ends):
+    path = written_gguf(tmp_path / "llama.gguf", llama, ends=ends)
+    normscope.fold(path, out=tmp_path / "folded")
+    for place in (path, tmp_path / "folded"):
+        tokens = load_tokenizer(place)("word")["input_ids"]
+        assert (tokens[0] == 0, tokens[-1] == 1) == ("bos" in ends, "eos" in ends)
+        (batch,) = Subject(place, text="word").batches()
+        assert batch["input_ids"][0].tolist() == tokens
+
+
 def test_a_gguf_file_without_all_tensors_shows_its_norms_by_name(tmp_path, llama):
     path = written_gguf(tmp_path / "llama.gguf", llama, leave_out=["blk.1.ffn_up.weight"])
     inventory = normscope.find(path)
@@ -283,6 +301,33 @@ def test_a_gguf_file_without_all_tensors_shows_its_norms_by_name(tmp_path, llama
     assert "missing, for example model.layers.1.mlp.up_proj.weight (1 in all)" in inventory.untraced
     with pytest.raises(CheckpointError, match=r"missing, for example model\.layers\.1\.mlp\.up"):
         Subject(path).sketch  # noqa: B018  (computed when asked for)
+
+
+def test_tensors_of_a_gguf_file_that_the_model_has_no_place_for_are_named(tmp_path, llama):
+    path = written_gguf(tmp_path / "llama.gguf", llama, others=["rope_freqs.weight", "blk.0.attn_q.bias"])
+    with pytest.warns(NotFollowedWarning, match=r"has no place for rope_freqs\.weight and 1 more tensor: left out"):
+        folding = normscope.fold(path, out=tmp_path / "folded")
+    assert folding.holds
+    assert set(folding.unused_tensors) == {"rope_freqs.weight", "blk.0.attn_q.bias"}
+
+
+@pytest.mark.parametrize("scaling", ["yarn", "none"])
+def test_positions_that_a_gguf_file_scales_are_told(tmp_path, llama, scaling):
+    path = written_gguf(tmp_path / "llama.gguf", llama, scaling=scaling)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", NotFollowedWarning)
+        load_model(path)
+    said = [str(each.message) for each in told if each.category is NotFollowedWarning]
+    assert [" is 'yarn', which transformers" in each for each in said] == ([True] if scaling == "yarn" else [])
+
+
+def test_experts_in_a_gguf_file_of_a_kind_without_are_named_when_its_layers_are_missing(tmp_path, llama):
+    dense = [f"blk.{layer}.ffn_{part}.weight" for layer in range(2) for part in ("gate", "up", "down")]
+    path = written_gguf(tmp_path / "llama.gguf", llama, leave_out=dense, others=["blk.0.ffn_up_exps.weight"])
+    with pytest.raises(CheckpointError) as caught:
+        load_model(path)
+    assert "tensors that LlamaForCausalLM has are missing" in str(caught.value)
+    assert "(6 in all); there is no place for blk.0.ffn_up_exps.weight" in str(caught.value)
 
 
 def test_a_gguf_file_of_an_unknown_architecture_shows_its_norms_by_name(tmp_path, llama):

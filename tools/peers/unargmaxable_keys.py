@@ -42,7 +42,7 @@ def row_of(keys, bias):
             lines.clear()
             stollen.W, stollen.b = keys, column  # where its function for one key reads them
             selected = [one(key, keys) for key in range(len(keys))]
-    refused = [line for line in lines if "license" in line]
+    refused = [line for line in lines if "too large" in line]  # its greeting speaks of the licence too
     row |= {"refused": len(refused), "words": refused[-1] if refused else None}
     return row | {"cpu_seconds": cpu_seconds() - begin, "selected": selected}
 

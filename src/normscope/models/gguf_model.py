@@ -21,6 +21,11 @@ from normscope.models.gguf_file import outline
 
 KIND = "general.architecture"
 TABLE = "token_embd.weight"
+WIDTHS = {  # of experts, which transformers takes from its defaults; here from the last axis but one of these tensors
+    "moe_intermediate_size": "ffn_gate_exps.weight",
+    "shared_expert_intermediate_size": "ffn_gate_shexp.weight",
+}
+SCALING = "rope.scaling.type"
 
 
 def gguf_config(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -38,7 +43,19 @@ def gguf_config(checkpoint: Checkpoint) -> dict[str, Any]:
             raise InputError(f"no configuration can be made from the file: {first_line(error)}") from error
     if TABLE in checkpoint.names:  # often it is not said, but counted from the tokens
         config["vocab_size"] = checkpoint.shape(TABLE)[0]
+    for setting, ending in WIDTHS.items():
+        shapes = (checkpoint.shape(name) for name in checkpoint.names if name.endswith(f".{ending}"))
+        if (shape := next(shapes, ())) and len(shape) > 1:
+            config[setting] = shape[-2]
     return config
+
+
+def scaled_positions(checkpoint: Checkpoint) -> str | None:
+    """A sentence on positions that a .gguf file scales, which transformers does not read."""
+    for key, value in checkpoint.metadata.items():
+        if key.endswith(f".{SCALING}") and value != "none":
+            return f"{key} is {quoted(value)}, which {library.version()} does not read: positions are not scaled."
+    return None
 
 
 def config_of(path: Path) -> dict[str, Any]:

@@ -18,13 +18,13 @@ from normscope.checks import first_line, quoted
 from normscope.errors import CheckpointError, InputError
 from normscope.models import transformers_library as library
 from normscope.models.architecture import build_architecture, described_config, explained, notes_on
-from normscope.models.checkpoint import open_checkpoint, read_json
+from normscope.models.checkpoint import Checkpoint, open_checkpoint, read_json
 from normscope.models.corpus import Corpus, LongText, as_texts
-from normscope.models.gguf_model import config_of
+from normscope.models.gguf_model import config_of, scaled_positions
+from normscope.models.gguf_tokenizer import gguf_tokenizer
 from normscope.models.weights import Weights
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-GGUF_TOKENIZER = "tokenizer.ggml.model"  # its kind, in the header of a .gguf file that has one
 CONTEXT = 1024  # tokens per piece, where a model allows more
 
 
@@ -54,8 +54,11 @@ def open_weights(path: Path, *, dtype: str = "float32") -> tuple[nn.Module, Weig
     with named(path):
         model = build_architecture(config)
     assert model is not None
-    _warn_of_notes(path, config)
-    return model, Weights.of_checkpoint(open_checkpoint(path), model, dtype=dtype)
+    weights = Weights.of_checkpoint(checkpoint := open_checkpoint(path), model, dtype=dtype)
+    _warn_of_notes(path, notes_on(config))
+    if is_gguf(path):
+        _warn_of_notes(path, _notes_on_gguf(checkpoint, model, weights))
+    return model, weights
 
 
 def known_config(path: Path) -> dict[str, Any]:
@@ -87,10 +90,19 @@ def require_device(device: str) -> None:
         raise InputError(f"device must be one that torch can use here, got {device!r}: {first_line(error)}") from error
 
 
-def _warn_of_notes(path: Path, config: dict[str, Any]) -> None:
-    """Warn of what in a config.json is not supported."""
-    for note in notes_on(config):
+def _warn_of_notes(path: Path, notes: Iterable[str]) -> None:
+    """Warn of what in a checkpoint is not supported."""
+    for note in notes:
         warnings.warn(f"{path}: {note}", library.NotFollowedWarning, stacklevel=4)
+
+
+def _notes_on_gguf(checkpoint: Checkpoint, model: nn.Module, weights: Weights) -> Iterator[str]:
+    """Sentences on what in a .gguf file has no part in the model that transformers makes of it."""
+    if lost := weights.left_out:
+        others = f" and {len(lost) - 1} more tensor{'s' * (len(lost) > 2)}" if len(lost) > 1 else ""
+        yield f"{type(model).__name__} of {library.version()} has no place for {lost[0]}{others}: left out."
+    if (scaled := scaled_positions(checkpoint)) is not None:
+        yield scaled
 
 
 def _from_gguf(path: Path, dtype: str) -> nn.Module:
@@ -129,7 +141,7 @@ def _from_folder(path: Path, dtype: str, **settings: Any) -> nn.Module:
             ignore_mismatched_sizes=True,  # reported in `loaded`, and refused below by name
             **settings,
         )
-    _warn_of_notes(path, config)
+    _warn_of_notes(path, notes_on(config))
     _require_all_weights(path, loaded)
     loaded_model: nn.Module = model
     return loaded_model
@@ -162,7 +174,8 @@ def load_tokenizer(path: Path) -> Any:
     from transformers import AutoTokenizer, PreTrainedConfig
 
     if is_gguf(path):
-        return _gguf_tokenizer(path)
+        with named(path), explained({}, "no tokenizer can be made from the file"):
+            return gguf_tokenizer(path)
     config, settings = _json(path / "config.json"), _json(path / "tokenizer_config.json")
     with named(path), explained(config, "no tokenizer can be loaded"):
         for name in (config.get("tokenizer_class"), settings.get("tokenizer_class")):
@@ -180,21 +193,6 @@ def load_tokenizer(path: Path) -> Any:
                 f"model_max_length in tokenizer_config.json must be a number, 1 or more, got {quoted(longest)}"
             )
     return tokenizer
-
-
-def _gguf_tokenizer(path: Path) -> Any:
-    """The tokenizer in a .gguf file; not by AutoTokenizer, which reads the file in a way that takes seconds."""
-    from transformers import PreTrainedTokenizerFast
-
-    with open_checkpoint(path) as checkpoint:
-        if GGUF_TOKENIZER not in checkpoint.metadata:
-            raise CheckpointError(
-                f"{path}: a text needs a tokenizer, and the file has none: "
-                "give tokens by --inputs FILE, or inputs= in Python"
-            )
-    with TemporaryDirectory() as folder, named(path), explained({}, "no tokenizer can be made from the file"):
-        (Path(folder) / path.name).symlink_to(path.resolve())  # alone: files beside it may belong to another model
-        return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=path.name, local_files_only=True)
 
 
 class TextBatches:

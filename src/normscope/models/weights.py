@@ -125,6 +125,12 @@ class Weights:
         """The tensors of the model that one of the checkpoint goes into; none if the model does not use it."""
         return self._read.targets.get(stored, ()) if isinstance(self._read, _StoredTensors) else ()
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The tensors of the checkpoint that the model does not use."""
+        names = self._read._checkpoint.names if isinstance(self._read, _StoredTensors) else ()
+        return tuple(name for name in names if not self.made_from(name))
+
     def as_stored(self, stored: str, values: Callable[[str], Tensor]) -> Tensor:
         """What a tensor of the checkpoint becomes if the tensors of the model have these values: split, if merged."""
         assert isinstance(self._read, _StoredTensors)
@@ -234,7 +240,7 @@ class _StoredTensors:
     def _found(self) -> Iterator[tuple[str, _Part]]:
         """What the checkpoint holds: the names of the model, each with its conversion, first without values."""
         found: dict[str, _Part] = {}
-        if self._checkpoint.format == "gguf":
+        if self._is_gguf:
             for decoded in gguf_conversions(self._checkpoint, self._model):
                 if decoded.target in self._saved:
                     found[decoded.target] = _Part(decoded, decoded.target)
@@ -267,7 +273,7 @@ class _StoredTensors:
         stored, described = tuple(made.shape), tuple(self._saved[name].shape)
         if stored != described:
             raise CheckpointError(
-                f"{self._checkpoint.path}: tensors do not have the shape that config.json describes, for example "
+                f"{self._checkpoint.path}: tensors do not have the shape that {self._described}, for example "
                 f"{name}: {stored} instead of {described}"
             )
 
@@ -277,7 +283,17 @@ class _StoredTensors:
             name for name in self._saved if name not in self._parts and not library.may_be_missing(self._model, name)
         )
         if missing:
+            others = [name for name in self._checkpoint.names if self._is_gguf and name not in self.targets]
             raise CheckpointError(
-                f"{self._checkpoint.path}: tensors that config.json describes are missing, for example {missing[0]} "
-                f"({len(missing)} in all)"
+                f"{self._checkpoint.path}: tensors that {self._described} are missing, for example {missing[0]} "
+                f"({len(missing)} in all)" + (f"; there is no place for {others[0]}" if others else "")
             )
+
+    @property
+    def _is_gguf(self) -> bool:
+        return self._checkpoint.format == "gguf"
+
+    @property
+    def _described(self) -> str:
+        """What names tensors and their shapes, and its verb."""
+        return f"{type(self._model).__name__} has" if self._is_gguf else "config.json describes"

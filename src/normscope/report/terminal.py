@@ -18,6 +18,7 @@ WIDTH = 100  # columns, where the output is not a terminal
 WIDEST = 40  # characters of a text before it is wrapped, where a table has all columns
 BETWEEN = 2  # characters between two columns
 SHORTEST = 12  # characters that a name may be shortened to
+LEGIBLE = 20  # characters that a name keeps where other columns can have a table of their own
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer, in the name of a module
 
 
@@ -108,11 +109,21 @@ def _cut_around_number(name: str, width: int) -> str:
     return f"{start}{rest[: max(1, room - 1 - end)]}…{rest[len(rest) - end :]}"
 
 
-def _with_short_names(shown: Shown, rows: list[list[str]], places: list[int], width: int) -> list[list[str]]:
-    """The cells of a table of some columns, in which names leave room for the others, where they can."""
-    widths = _wide_headings(shown, rows)
+def _with_short_names(
+    shown: Shown, rows: list[list[str]], places: list[int], width: int
+) -> tuple[list[list[str]], dict[int, int]]:
+    """The cells of a table of some columns, in which names leave room for the others, where they can.
+
+    And the room for each column of texts, which are wrapped between words: a name among these fits it too.
+    """
     names = [place for place in places if _are_names(shown, rows, place)]
-    room = width - BETWEEN * len(places) - sum(widths[place] for place in places if place not in names)
+    others = [place for place in places if place not in names]
+    widths, rooms = _wide_headings(shown, rows), dict[int, int]()
+    room = width - BETWEEN * len(places) - sum(widths[place] for place in others)
+    if room < LEGIBLE * len(names):  # headings of texts are wrapped too, as those of figures always are
+        widths = [_width(shown, rows, place) for place in range(len(widths))]
+        rooms = {place: widths[place] for place in others if not shown.numeric[place]}
+        room = width - BETWEEN * len(places) - sum(widths[place] for place in others)
     columns = [[row[place] for row in rows] for place in range(len(widths))]
     names.sort(key=lambda place: -max(map(len, columns[place])))
     while names:  # the shortest first: what it does not need is left for the others
@@ -120,7 +131,23 @@ def _with_short_names(shown: Shown, rows: list[list[str]], places: list[int], wi
         share = max(SHORTEST, room // (len(names) + 1))
         columns[place] = short_names(columns[place], share)
         room -= min(share, max(map(len, columns[place])))
-    return [list(cells) for cells in zip(*columns, strict=True)]
+    texts = [place for place in places if any(" " in each for each in columns[place])]
+    room += sum(widths[place] for place in texts)
+    longest = {place: max(widths[place], *map(len, columns[place])) for place in texts}
+    for left, place in zip(range(len(texts), 0, -1), sorted(texts, key=lambda place: longest[place]), strict=True):
+        rooms[place] = min(longest[place], max(SHORTEST, room // left))
+        room -= rooms[place]
+        columns[place] = [_with_short_words(text, rooms[place]) for text in columns[place]]
+    return [list(cells) for cells in zip(*columns, strict=True)], rooms
+
+
+def _with_short_words(text: str, width: int) -> str:
+    """A text in which names of modules fit a width.
+
+    >>> _with_short_words("model.layers.7.post_attention_layernorm writes to its stream", 24)
+    'model.layers.7…layernorm writes to its stream'
+    """
+    return " ".join(short_names([word], width)[0] if "." in word else word for word in text.split(" "))
 
 
 def _wide_headings(shown: Shown, rows: list[list[str]]) -> list[int]:
@@ -180,7 +207,7 @@ def _parts(shown: Shown, width: int | None, fit: int | None) -> list[RenderableT
         groups = _fitting(_least_widths(shown, rows), fit)
     parts: list[RenderableType] = []
     for places in groups:
-        cut = rows if fit is None else _with_short_names(shown, rows, places, fit)
+        cut, rooms = (rows, {}) if fit is None else _with_short_names(shown, rows, places, fit)
         table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         title = printable(shown.title)
         if fit is not None:  # a title is as wide as its table
@@ -192,7 +219,7 @@ def _parts(shown: Shown, width: int | None, fit: int | None) -> list[RenderableT
             if shown.numeric[place]:  # as wide as its figures and the longest word of its heading; names get the rest
                 table.add_column(heading, justify="right", width=widths[place])
             else:
-                table.add_column(heading, overflow="fold")
+                table.add_column(heading, overflow="fold", max_width=rooms.get(place))
         for cells in cut:
             table.add_row(*(Text(printable(cells[place])) for place in places))
         parts.append(table)
@@ -213,7 +240,8 @@ def _least_widths(shown: Shown, rows: list[list[str]]) -> list[int]:
     least = []
     for place, each in enumerate(_wide_headings(shown, rows)):
         blanks = any(" " in row[place] for row in rows)
-        least.append(min(each, SHORTEST) if blanks or _are_names(shown, rows, place) else each)
+        names = _are_names(shown, rows, place)
+        least.append(min(each, LEGIBLE if names else SHORTEST) if blanks or names else each)
     return least
 
 

@@ -30,6 +30,7 @@ from normscope.files import new_folder
 from normscope.models.architecture import stored_names
 from normscope.models.checkpoint import open_checkpoint
 from normscope.models.float64_run import difference, evaluate, floats, outputs_of
+from normscope.models.gguf_model import gguf_conversions
 from normscope.models.load import DTYPES, load_model, load_tokenizer
 from normscope.models.transformers_library import locked
 from normscope.results.folding import Certificate, Folding
@@ -231,7 +232,9 @@ def _require_same_outputs(folding: Folding, outputs: list[Tensor]) -> None:
 def _unused(source: Source, folder: Path, model: nn.Module, known: StoredTensors) -> tuple[str, ...]:
     """Tensors of a checkpoint that the model described by its config.json does not use under any name."""
     if source.folder.is_file():  # a .gguf file, whose tensors have names of their own
-        return ()
+        with open_checkpoint(source.folder) as checkpoint:
+            used = {name for each in gguf_conversions(checkpoint, model) for name, _ in each.sources}
+            return tuple(name for name in checkpoint.names if name not in used)
     with open_checkpoint(folder) as written:
         saved = set(written.names)
     names = stored_names(model, source.names)

@@ -39,7 +39,7 @@ from normscope.studies.range_proofs import closed_form_proof, is_proved
 from normscope.studies.range_rows import by_channel, by_module, with_text
 from normscope.tensors.linear_rows import Linear
 from normscope.tensors.roles import Role, roles_of
-from normscope.tensors.traced_nodes import has_floats
+from normscope.tensors.traced_nodes import has_floats, of_any_length
 from normscope.tensors.values import Value
 from normscope.tensors.walk import Walk
 
@@ -193,7 +193,8 @@ class RangeSearch(LayerWatch):
             self.refused,
             self.sizes,
         )
-        for node, value in progress(sized(walk.steps(), len(self.graph.nodes)), "ranges of tensors"):
+        for node, known in progress(sized(walk.steps(), len(self.graph.nodes)), "ranges of tensors"):
+            value = of_any_length(node, self.graph.module_of(node)) if known is None else known
             if not isinstance(value, Value) or node.op != "call_function" or node in self.graph.constants:
                 continue
             if not any(has_floats(each) and each not in counts for each in node.all_input_nodes):

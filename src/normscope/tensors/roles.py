@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from normscope.models.graph import ModelGraph
-from normscope.models.graph_operations import handed_on, is_float, kind_of
+from normscope.models.graph_operations import handed_on, is_float, kind_of, sizes_of
 from normscope.results.layer_ranges import What
 
 PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
@@ -135,6 +135,5 @@ def _is_sum(graph: ModelGraph, node: Node) -> bool:
     if kind_of(node) != "add" or node in graph.constants or not is_float(node):
         return False
     terms = [each for each in node.args[:2] if isinstance(each, Node)]
-    tensors = [each.meta.get("val") for each in terms]
-    same = all(isinstance(tensor, Tensor) and tensor.shape == node.meta["val"].shape for tensor in tensors)
+    same = all(isinstance(each.meta.get("val"), Tensor) and sizes_of(each) == sizes_of(node) for each in terms)
     return len(terms) == 2 and same and not graph.constants & set(terms)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from normscope.models.graph_operations import sizes_of
 from normscope.tensors.entry_forms import Weighted
 from normscope.tensors.values import Angle, Shares, Value, Whole, anything, constant, mask_of, merged, within
 
@@ -103,3 +104,12 @@ def nothing_known(value: Any, why: str) -> Known:
     if not isinstance(value, Tensor):
         return None
     return anything(value.shape, why) if value.is_floating_point() else Whole(tuple(value.shape))
+
+
+def of_any_length(node: Node, module: str) -> Known:
+    """What is known of a tensor with as many rows as the numbers decide, such as the tokens that one expert gets."""
+    tensor = node.meta.get("val")
+    if not isinstance(tensor, Tensor) or not has_floats(node) or is_plain(tensor):
+        return None
+    where = f" in {module}" if module else ""
+    return nothing_known(torch.empty(sizes_of(node), device="meta"), f"as many rows as the numbers decide{where}")
