@@ -202,7 +202,7 @@ def test_the_figures_of_fold_time_are_those_of_the_run():
 
 def test_the_times_of_fold_before_and_now_are_those_of_the_run():
     text, run = (DOCS / "folding.md").read_text(encoding="utf-8"), read("fold-before.json")
-    assert f"git archive {run['before']} src" in text
+    assert f"commit `{run['before']}`" in text
     for model, taken in run["cpu_seconds"].items():
         before, now = (duration(statistics.median(taken[when])) for when in ("before", "now"))
         assert f"| {model} | {before} | {now} |" in text

@@ -40,13 +40,13 @@ def run(
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         for number, model in enumerate(models or [demo_model()]):
-            folder = _written(model, Path(scratch) / f"model-{number}") if is_gguf(model) else model
+            folder = written(model, Path(scratch) / f"model-{number}") if is_gguf(model) else model
             name = name_of(demo_model()) if model.resolve() == demo_model() else model.name
             rows.append(_measured(name, folder, peer, bar(range(1 + rounds), f"folding {model.name}")))
     return FoldTimes(this_machine(), None if peer is None else _version(peer), tuple(rows))
 
 
-def _written(file: Path, folder: Path) -> Path:
+def written(file: Path, folder: Path) -> Path:
     loaded: Any = load_model(file)
     with quiet():
         loaded.save_pretrained(folder)
