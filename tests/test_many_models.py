@@ -119,6 +119,56 @@ def test_reports_have_an_index_and_an_interrupted_run_is_resumed(models, monkeyp
     assert sorted(os.listdir(models / "pages")) == ["index.html", "models.csv", "one-only.html", "two.html"]
 
 
+def stop_after_one(things, what):
+    """A progress function that stops as Ctrl-C does, when one model is finished."""
+    yield next(iter(things))
+    raise KeyboardInterrupt
+
+
+def test_a_folder_whose_file_was_written_anew_is_asked_again(models):
+    folders = [models / name for name in ("a", "b")]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        shutil.copy(models / f"model-{number}.safetensors", folder / "model.safetensors")
+    with open_engine("local", 1) as engine:
+        with pytest.raises(KeyboardInterrupt):
+            ask_many("inspect", folders, out=models / "all.csv", engine=engine, progress=stop_after_one)
+        before = folders[0].stat().st_mtime_ns
+        (folders[0] / "model.safetensors").write_bytes((models / "model-2.safetensors").read_bytes())
+        assert folders[0].stat().st_mtime_ns == before, "only the time of the file changes, not that of its folder"
+        ask_many("inspect", folders, out=models / "all.csv", engine=engine)
+        ask_many("inspect", folders, out=models / "anew.csv", engine=engine)
+    assert (models / "all.csv").read_bytes() == (models / "anew.csv").read_bytes()
+
+
+def test_one_table_is_never_of_two_texts(models):
+    text = models / "text.txt"
+    text.write_text("To be, or not to be", encoding="utf-8")
+    folders = [models / name for name in ("a", "b")]
+    for folder in folders:
+        shutil.copytree(demo_model(), folder)
+    with open_engine("local", 1) as engine:
+        asked = {"out": models / "all.csv", "engine": engine, "options": {"text": text}}
+        with pytest.raises(KeyboardInterrupt):
+            ask_many("inspect", folders, **asked, progress=stop_after_one)
+        text.write_text("that is the question", encoding="utf-8")
+        with pytest.raises(InputError, match="other options, text or version"):
+            ask_many("inspect", folders, **asked)
+
+
+def test_a_resumed_run_of_other_models_gives_no_page_a_second_time(models):
+    paths = [models / "a" / "gpt", models / "x" / "other", models / "b" / "gpt"]
+    for path in paths:
+        shutil.copytree(demo_model(), path)
+    with open_engine("local", 1) as engine:
+        asked = {"out": models / "pages", "engine": engine, "options": {"seconds": 0.0}}
+        with pytest.raises(KeyboardInterrupt):
+            ask_many("report", paths[:2], **asked, progress=stop_after_one)
+        result = ask_many("report", [paths[2], paths[0]], **asked)
+    assert [row.page for row in result.models] == ["gpt.html", "gpt-2.html"]
+    assert [row.path for row in result.models] == [str(paths[2]), str(paths[0])]
+
+
 def test_options_that_do_not_fit_are_refused(run_here, models, monkeypatch):
     monkeypatch.chdir(models)
     several, one = ["model-0.safetensors", "model-1.safetensors"], ["model-0.safetensors"]

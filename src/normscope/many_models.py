@@ -24,7 +24,7 @@ from normscope.checks import first_line
 from normscope.data import name_of
 from normscope.engine import Engine, FailedPiece, or_local
 from normscope.errors import InputError, NormscopeError
-from normscope.files import TABLES, pyarrow_library, require_writable, write_atomically
+from normscope.files import TABLES, files_with_times, pyarrow_library, require_writable, write_atomically
 from normscope.models.corpus import Corpus
 from normscope.models.transformers_library import NotFollowedWarning, no_network
 from normscope.progress import Progress, silent, sized
@@ -116,9 +116,10 @@ def ask_many(
 def _part(piece: tuple[str, Path, str], task: tuple[Asked, dict[str, Any], Path | None, Path | None]) -> dict[str, Any]:
     """What one model gives, from its file if it was finished before."""
     (name, path, page), (asked, options, folder, parts) = piece, task
-    kept = None if parts is None else parts / f"{_key(path)}.json"
+    kept = None if parts is None else parts / f"{_key(path, None if folder is None else page)}.json"
     if kept is not None and kept.exists():
         found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+        found["row"] |= _named(name)
         return found
     try:
         with no_network(), warnings.catch_warnings():
@@ -126,14 +127,14 @@ def _part(piece: tuple[str, Path, str], task: tuple[Asked, dict[str, Any], Path 
             part = _asked(asked, path, options, None if folder is None else folder / page)
     except (NormscopeError, OSError) as error:
         return _failed(name, first_line(error))
-    part["row"]["path"] = name
+    part["row"] |= _named(name)
     if kept is not None:
         write_atomically(json.dumps(part).encode(), kept)
     return part
 
 
 def _asked(asked: Asked, path: Path, options: Mapping[str, Any], page: Path | None) -> dict[str, Any]:
-    row: dict[str, Any] = {"model": name_of(path)}
+    row: dict[str, Any] = {}
     result: Result
     if asked == "inspect":
         result = inspection = inspect(path, **options)
@@ -152,7 +153,11 @@ def _asked(asked: Asked, path: Path, options: Mapping[str, Any], page: Path | No
 
 
 def _failed(name: str, reason: str) -> dict[str, Any]:
-    return {"row": {"model": name_of(Path(name)), "path": name, "error": reason}, "headings": [], "rows": []}
+    return {"row": _named(name) | {"error": reason}, "headings": [], "rows": []}
+
+
+def _named(name: str) -> dict[str, str]:
+    return {"model": name_of(Path(name)), "path": name}
 
 
 def _kinds(inspection: Inspection) -> str:
@@ -160,18 +165,23 @@ def _kinds(inspection: Inspection) -> str:
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
 
 
-def _key(path: Path) -> str:
-    """The name of a model's part: another one if the model was changed since."""
-    changed = path.stat().st_mtime_ns if path.exists() else 0
-    return hashlib.sha256(f"{path.absolute()} {changed}".encode()).hexdigest()[:24]
+def _key(path: Path, page: str | None) -> str:
+    """The name of a model's part: another one if any of its files was changed since, or if its page has another name."""
+    files = files_with_times(path) if path.exists() else []
+    return hashlib.sha256(json.dumps([str(path.absolute()), files, page]).encode()).hexdigest()[:24]
 
 
 def _open_parts(parts: Path, asked: Asked, options: Mapping[str, Any]) -> bool:
     """Begin a run, or make sure that the one that is there asked the same; returns whether there was one."""
-    settings = hashlib.sha256(pickle.dumps((__version__, asked, sorted(options.items())))).hexdigest()
+    text = options.get("text")
+    corpus = Corpus(text) if isinstance(text, Path) else text
+    read = [files_with_times(path) for path in corpus.files()] if isinstance(corpus, Corpus) else []
+    settings = hashlib.sha256(pickle.dumps((__version__, asked, sorted(options.items()), read))).hexdigest()
     place = parts / "settings"
     if place.exists() and place.read_text(encoding="utf-8") != settings:
-        raise InputError(f"{parts} holds a run with other options: repeat it with those, or remove the folder")
+        raise InputError(
+            f"{parts} holds a run with other options, text or version: repeat that run, or remove the folder"
+        )
     resumed = place.exists()
     parts.mkdir(exist_ok=True)
     write_atomically(settings.encode(), place)
