@@ -5,6 +5,8 @@ make test-cluster
 
 import json
 import os
+import re
+import socket
 import sys
 import time
 
@@ -14,6 +16,7 @@ import pytest
 import engine_pieces
 import normscope as ns
 from normscope.engine import FailedPiece, open_engine
+from normscope.errors import InputError
 from normscope_lab.engine.runs import reproduce
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("default")]  # warnings of Ray are not ours
@@ -79,6 +82,20 @@ def test_a_cluster_is_started_for_a_run_of_the_command_line(environment, monkeyp
     by_ray = run_here(*given, "--engine", "ray", "--workers", "2")
     assert by_ray.returncode == 0, by_ray.stderr
     assert json.loads(by_ray.stdout) == json.loads(run_here(*given, "--workers", "1").stdout)
+
+
+def test_an_address_where_nothing_listens_is_told_in_seconds(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    begun = time.monotonic()
+    for address, told in (
+        (f"127.0.0.1:{port}", f"no cluster answers at RAY_ADDRESS=127.0.0.1:{port}: "),
+        ("nonsense", "the cluster at RAY_ADDRESS=nonsense can't be reached or started: Invalid address"),
+    ):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(InputError, match=re.escape(told)), open_engine("ray"):
+            pass
+    assert time.monotonic() - begun < 30
 
 
 def test_a_slurm_job_that_is_killed_is_done_again(environment, tmp_path):
