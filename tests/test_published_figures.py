@@ -41,6 +41,30 @@ def test_the_tables_of_a_page_are_those_that_the_tool_writes_from_the_kept_run(p
     assert tool.written(changed, run) == text
 
 
+def test_costs_at_the_size_of_405b_follow_from_the_kept_run():
+    run = json.loads((DOCS / "results" / "scale.json").read_text(encoding="utf-8"))
+    text = (DOCS / "scale.md").read_text(encoding="utf-8")
+    unit = {cost["question"]: cost["seconds"] for cost in run["units"]}
+    count = {each["question"]: each["units"] for each in run["estimates"]}
+    norms, parameters, tokens, width, neurons = 253, count["ranges"], 128_256, 16_384, 53_248
+    assert count["inspect --text"] == norms * 1e9
+    for what, value in (
+        ("a norm, from the weights .*", f"{1e3 * unit['inspect'] / norms:.0f} ms"),
+        ("a head, .*", f"{1e3 * unit['keys']:.0f} ms"),
+        ("a token, its inputs of 253 norms", f"{norms * unit['inspect --text']:.2f} s"),
+        ("a token, the model's own run", f"{parameters * unit['the model itself']:.1f} s"),
+        ("a tensor, .*", f"{width * neurons * unit['ranges']:.0f} s"),
+    ):
+        assert re.search(rf"^\| {what} \| {re.escape(value)} \|$", text, re.MULTILINE), (what, value)
+    assert f"load average was {run['load']:.1f} when the run began" in " ".join(text.split())
+    assert f"{2 * 768 / 20_000:.0%} where it was measured" in text
+    assert f"{2 * width / tokens:.0%} for" in text
+    assert (
+        f"float32, {4 * width * tokens / 1e9:.1f} GB, and its exact methods would need {40 * width * tokens / 1e9:.0f} GB"
+        in " ".join(text.split())
+    )
+
+
 @pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.name)
 def test_no_number_at_the_end_of_a_sentence_begins_a_list(page):
     """A line that begins with `32. ` is an item of a list; items are counted from 1."""
