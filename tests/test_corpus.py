@@ -98,11 +98,28 @@ def test_a_study_runs_on_a_corpus(corpus, run_here):
     )
 
 
+@pytest.mark.parametrize("command", ["vocab", "fold"])
+def test_every_command_that_takes_such_a_text_takes_its_column(command, corpus, run_here):
+    found = run_here(command, "--text", corpus / "texts.jsonl", "--column", "words", "--json")
+    assert found.returncode == 0, found.stderr
+    without = run_here(command, "--text", corpus / "texts.jsonl")
+    assert without.returncode == 2
+    assert "name the column with --column" in without.stderr
+
+
+@pytest.mark.parametrize("text", [[], ["--text", "sample"]])
+def test_a_column_of_nothing_is_refused(text, run_here):
+    found = run_here("inspect", *text, "--column", "words")
+    assert found.returncode == 2
+    assert "--column needs --text with .jsonl or .parquet files" in found.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.jsonl", b'{"text": "so"}\n{"words": "so"}', "a.jsonl, line 2: must be an object with a text at 'text'"),
-        ("a.jsonl", b'{"text": 3}', "line 1: must be an object with a text at 'text', got 'text'"),
+        ("a.jsonl", b'{"text": 3}', "line 1: 'text' must be a text, got '3'"),
+        ("a.jsonl", b'{"text": "so"}\n{"text": null}', "line 2: 'text' must be a text, got 'null'"),
         ("a.jsonl", b"[1]", "line 1: must be an object with a text at 'text', got 'list'"),
         ("a.jsonl", b"so\n", "line 1: must be JSON"),
         ("a.jsonl", b'{"text": \n{}', "line 1: must be JSON: Expecting value: line 1 column 9"),  # its own line

@@ -176,7 +176,8 @@ def test_options_that_do_not_fit_are_refused(run_here, models, monkeypatch):
         (["inspect", *several, "--picture", "a.png"], "--picture and --sarif take one model"),
         (["inspect", *one, "--workers", "2"], "need several models"),
         (["inspect", *one, "-o", "a.csv"], "a.csv must end in .safetensors for one model"),
-        (["check", *several, "-o", "a.txt"], "must end in"),
+        (["check", *several, "-o", "a.txt"], "a.txt must end in .csv, .parquet or .safetensors"),
+        (["report", *several, "-o", "a.html"], "a.html must be a folder for the reports of 2 models"),
     ):
         found = run_here(*arguments)
         assert (found.returncode, message in found.stderr) == (2, True), found.stderr

@@ -166,7 +166,7 @@ def _kinds(inspection: Inspection) -> str:
 
 
 def _key(path: Path, page: str | None) -> str:
-    """The name of a model's part: another one if any of its files was changed since, or if its page has another name."""
+    """The name of a model's part: another one if a file of it was changed since, or if its page is named otherwise."""
     files = files_with_times(path) if path.exists() else []
     return hashlib.sha256(json.dumps([str(path.absolute()), files, page]).encode()).hexdigest()[:24]
 

@@ -49,7 +49,7 @@ ModelsArgument = Annotated[
         help="A folder in Hugging Face format, or a .safetensors, .gguf, .pt, .pth or .bin file; or several, a pattern "
         "in quotes, or a list with one path a line (@FILE or .txt). Default: a small demo GPT.",
         show_default=False,
-        metavar="[MODEL]...",
+        metavar="MODEL",
     ),
 ]
 FolderArgument = Annotated[
@@ -153,6 +153,8 @@ def run_on(text: str | None, inputs: Path | None, lines: bool = False, column: s
     """--text and --inputs as the arguments of a study; with --lines, each line is a text of its own."""
     if lines and text is None:
         raise InputError("--lines needs --text: it splits the text into lines")
+    if column != COLUMN and text in (None, SAMPLE):
+        raise InputError("--column needs --text with .jsonl or .parquet files: it names the column of their texts")
     if text is not None and inputs is not None:
         raise InputError("--text and --inputs cannot be combined: the model runs on one of them")
     if inputs is not None:
@@ -292,8 +294,7 @@ def command(
             table = form["save"] if tables and _is_table(form["save"]) else None
             if tables:
                 options |= {"table": table, "force": form["force"]}
-                if (form.get("picture") or form.get("sarif")) and one_or_several(options["model"])[1]:
-                    raise InputError("--picture and --sarif take one model, got several")
+                _require_possible_for_several(form, options["model"])
             _require_possible(form | ({"save": None} if table else {}), resumes)
             if not divides and in_torchrun():
                 raise InputError(
@@ -360,6 +361,19 @@ def _require_possible(form: Mapping[str, Any], resumes: bool) -> None:
     both = [form[name].resolve() for name in ("scales", "save") if form.get(name) is not None]
     if len(both) != len(set(both)):
         raise InputError(f"--scales and -o must be different files, got {form['save']} for both")
+
+
+def _require_possible_for_several(form: Mapping[str, Any], models: list[str] | None) -> None:
+    """Refuse outputs that only one model has, and a table with another ending, if several models are asked."""
+    from normscope.files import TABLES
+    from normscope.results.result import ENDINGS
+
+    if not one_or_several(models)[1]:
+        return
+    if form.get("picture") or form.get("sarif"):
+        raise InputError("--picture and --sarif take one model, got several")
+    if form["save"] is not None and form["save"].suffix.lower() not in (endings := (*TABLES, *ENDINGS)):
+        raise InputError(f"{form['save']} must end in {', '.join(endings[:-1])} or {endings[-1]}")
 
 
 def _parts_beside(path: Path | None) -> Path | None:

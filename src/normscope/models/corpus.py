@@ -160,13 +160,14 @@ def _rows_of_jsonl(path: Path, column: str) -> Iterator[str]:
             row = json.loads(line.strip())
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}, line {number}: must be JSON: {first_line(error)}") from None
-        text = row.get(column) if isinstance(row, dict) else None
-        if not isinstance(text, str):
+        if not isinstance(row, dict) or column not in row:
             known = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
             raise InputError(
                 f"{path}, line {number}: must be an object with a text at {quoted(column)}, got {quoted(known)}: "
                 "name the column with --column"
             )
+        if not isinstance(text := row[column], str):
+            raise InputError(f"{path}, line {number}: {quoted(column)} must be a text, got {quoted(json.dumps(text))}")
         yield text
 
 
