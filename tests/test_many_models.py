@@ -19,6 +19,7 @@ from normscope.engine import open_engine
 from normscope.errors import InputError
 from normscope.many_models import ask_many
 from normscope.models.listed_models import listed
+from normscope.studies.inspect import inspect
 
 
 @pytest.fixture
@@ -67,10 +68,35 @@ def test_a_model_that_fails_is_a_row_and_the_rest_stands(run_here, models, monke
     assert [row["model"] for row in rows] == ["broken.safetensors", *(f"model-{n}.safetensors" for n in range(3))]
     assert "broken.safetensors" in rows[0]["failed"]
     assert all(row["failed"] == "" and float(row["longest axis"]) > 0 for row in rows[1:])
+
+
+def test_models_that_failed_are_asked_again_by_the_same_command(run_here, models, monkeypatch):
+    monkeypatch.chdir(models)
+    given = ["inspect", "*.safetensors", "-o", "all.csv", "--workers", "1"]
+    assert run_here(*given).returncode == 1
+    assert len(list((models / "all.csv.parts").glob("*.json"))) == 3
+    other = run_here("inspect", "model-*", "-o", "all.csv", "--workers", "1")
+    assert "all.csv exists" in other.stderr  # the table is about other models
+    (models / "broken.safetensors").write_bytes((models / "model-0.safetensors").read_bytes())
+    monkeypatch.setattr("normscope.many_models.inspect", lambda path, **_: asked.append(path.name) or inspect(path))
+    asked = []
+    again = run_here(*given)
+    assert again.returncode == 0, again.stderr
+    assert asked == ["broken.safetensors"]
+    assert [row["failed"] for row in rows_of("all.csv")] == [""] * 4
     assert not (models / "all.csv.parts").exists()
-    again = run_here("inspect", "*.safetensors", "-o", "all.csv", "--workers", "1")
-    assert again.returncode == 2
-    assert "exists" in again.stderr
+    assert "all.csv exists" in run_here(*given).stderr  # it is whole
+
+
+def test_a_table_that_was_changed_since_is_not_replaced(models):
+    paths, out = sorted(models.glob("*.safetensors")), models / "all.csv"
+    with open_engine("local", 1) as engine:
+        assert ask_many("inspect", paths, out=out, engine=engine).failed == 1
+        out.write_text("mine", encoding="utf-8")
+        with pytest.raises(FileExistsError, match=r"all.csv exists"):
+            ask_many("inspect", paths, out=out, engine=engine)
+        ask_many("inspect", paths, out=out, engine=engine, force=True)
+    assert len(rows_of(out)) == 4
 
 
 def test_other_processes_give_the_same_table_and_parquet_the_same_values(models):

@@ -1,7 +1,7 @@
 """`inspect`, `check` or `report` of many models: a piece for each, one table, and an index page of reports.
 
-TABLE.parts/, REPORTS/.parts/     a file for each finished model, until the table is written: a run that was
-                                  interrupted does not ask them again
+TABLE.parts/, REPORTS/.parts/     a file for each finished model, until all of them are in the table: the same command
+                                  asks only those that failed or were not reached
 """
 
 import csv
@@ -39,6 +39,7 @@ from normscope.studies.inspect import inspect
 Asked = Literal["inspect", "check", "report"]
 CSV, PARQUET = TABLES
 INDEX, TABLE = "index.html", "models.csv"  # in a folder of reports
+LACKING = "lacking"  # beside parts: SHA-256 of a table in which models failed
 MODEL, FAILED = "model", "failed"  # columns of every table
 
 
@@ -62,7 +63,7 @@ def ask_many(
         Their paths.
     out
         A table to write, .csv or .parquet: a row for each norm or finding. For reports, a folder, which also gets an
-        index page. An interrupted run is resumed.
+        index page. An interrupted run is resumed, and models that failed are asked again.
     force
         Whether a table or pages that exist are replaced.
     options
@@ -81,13 +82,13 @@ def ask_many(
         raise InputError("reports of many models need a folder to be written to: give out")
     folder = out if asked == "report" else None
     table = out if folder is None else folder / TABLE
+    parts = None if out is None else folder / ".parts" if folder is not None else out.with_name(f"{out.name}.parts")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    if table is not None:
-        require_writable(table, force=force, endings=TABLES)
+    if table is not None and parts is not None:
+        require_writable(table, force=force or _lacks_some(table, parts, models), endings=TABLES)
         if table.suffix.lower() == PARQUET:
             pyarrow_library()
-    parts = None if out is None else folder / ".parts" if folder is not None else out.with_name(f"{out.name}.parts")
     given = dict(options or {})
     if isinstance(text := given.get("text"), Path | Corpus):  # workers may run elsewhere
         given["text"] = replace(text, path=text.path.absolute()) if isinstance(text, Corpus) else text.absolute()
@@ -108,9 +109,22 @@ def ask_many(
         write_atomically(_table(found, table.suffix.lower()), table)
     if folder is not None:
         write_atomically(index_page(result.models).encode(), folder / INDEX)
-    if parts is not None:
+    if table is not None and parts is not None and result.failed:
+        write_atomically(_digest(table, models).encode(), parts / LACKING)
+    elif parts is not None:
         shutil.rmtree(parts, ignore_errors=True)
     return result
+
+
+def _lacks_some(table: Path, parts: Path, models: Sequence[Path]) -> bool:
+    """Whether a table is what a run about the same models wrote that lacks some of them, and nothing else."""
+    place = parts / LACKING
+    return table.is_file() and place.exists() and place.read_text(encoding="utf-8") == _digest(table, models)
+
+
+def _digest(table: Path, models: Sequence[Path]) -> str:
+    names = json.dumps([str(path.absolute()) for path in models])
+    return hashlib.sha256(names.encode() + table.read_bytes()).hexdigest()
 
 
 def _part(piece: tuple[str, Path, str], task: tuple[Asked, dict[str, Any], Path | None, Path | None]) -> dict[str, Any]:
