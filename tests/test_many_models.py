@@ -151,6 +151,31 @@ def stop_after_one(things, what):
     raise KeyboardInterrupt
 
 
+@pytest.mark.parametrize(
+    ("question", "asked", "out", "kept"),
+    [("inspect", "inspect", "all.csv", "all.csv.parts"), ("report", "write_report", "pages", "pages/.parts")],
+)
+def test_ctrl_c_says_from_what_the_same_command_resumes(question, asked, out, kept, run_here, models, monkeypatch):
+    def interrupted(*given, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(models)
+    monkeypatch.setattr(f"normscope.many_models.{asked}", interrupted)
+    found = run_here(question, "model-0.safetensors", "model-1.safetensors", "-o", out, "--workers", "1")
+    assert found.returncode == 130
+    assert found.stderr == f"normscope: interrupted; the same command resumes from {kept}\n"
+
+
+def test_ctrl_c_where_nothing_was_kept_promises_nothing(run_here, models, monkeypatch):
+    def interrupted(*given, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(models)
+    monkeypatch.setattr("normscope.studies.inspect.inspect", interrupted)
+    found = run_here("inspect", "model-0.safetensors", "-o", "one.safetensors")
+    assert (found.returncode, found.stderr) == (130, "")
+
+
 def test_a_folder_whose_file_was_written_anew_is_asked_again(models):
     folders = [models / name for name in ("a", "b")]
     for number, folder in enumerate(folders):

@@ -37,6 +37,7 @@ from normscope.cli.options import (
     run_on,
     stages,
     tell_written,
+    told_what_resumes,
     write,
 )
 from normscope.errors import InputError
@@ -176,7 +177,8 @@ def report(
                 f"{out} must be a folder for the reports of {len(several)} models, and is named like a page"
             )
         folder = out or Path("reports")
-        result = _ask_many("report", several, given, folder, force, engine, workers)
+        with told_what_resumes(folder / ".parts"):
+            result = _ask_many("report", several, given, folder, force, engine, workers)
         print(result)
         tell_written([folder / "index.html"])
         if (failure := result.failure()) is not None:

@@ -218,6 +218,18 @@ def stages() -> Progress:
     return tell
 
 
+@contextmanager
+def told_what_resumes(*kept: Path | None) -> Iterator[None]:
+    """On Ctrl-C, say that the same command resumes, if one of these was kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        for path in kept:
+            if path is not None and path.exists():
+                print(f"normscope: interrupted; the same command resumes from {printable(str(path))}", file=sys.stderr)
+        raise
+
+
 def require_writable(path: Path | None, endings: tuple[str, ...], force: bool) -> None:
     if path:
         from normscope.files import require_writable as require
@@ -309,7 +321,8 @@ def command(
             if scales:
                 options["scales"] = form["scales"] is not None
             try:
-                result = function(*args, **options)
+                with told_what_resumes(*([form["save"]] if resumes else []), _parts_beside(form.get("save"))):
+                    result = function(*args, **options)
             except NotCertifiedError as error:
                 _show(error.result, form)
                 print(f"normscope: {printable(str(error))}", file=sys.stderr)
