@@ -45,6 +45,10 @@ def test_models_are_named_by_patterns_and_lists(models, monkeypatch):
     assert list(map(str, listed(["model-*.safetensors"]))) == files
     assert list(map(str, listed(["all.txt"]))) == list(map(str, listed(["@names"]))) == [files[2], files[0]]
     assert list(map(str, listed([files[1], "model-*", "all.txt"]))) == [files[1], files[0], files[2]]
+    (models / "more.txt").write_bytes(
+        b"\xef\xbb\xbf" + f"{files[1]}\r\n{files[0]}\r\n".encode()
+    )  # as Windows writes it
+    assert list(map(str, listed(["*.txt"]))) == [files[2], files[0], files[1]]
     assert listed([files[0]]) is None
     assert listed([]) is None
     (models / "[odd]").mkdir()
