@@ -65,6 +65,19 @@ def test_costs_at_the_size_of_405b_follow_from_the_kept_run():
     )
 
 
+def test_what_is_said_of_the_large_vocabulary_is_in_the_kept_run():
+    run = json.loads((DOCS / "results" / "vocab-large.json").read_text(encoding="utf-8"))
+    words = " ".join((DOCS / "vocab.md").read_text(encoding="utf-8").split())
+    wins = {row["wins"] for row in run["counts"]}
+    assert len(wins) == 1  # the same by any vector and by outputs of the norm
+    assert f"a table of {run['tokens']:,} × {run['channels']:,} in bfloat16" in words
+    assert f"--ask {run['limit']:.0f} > docs/results/vocab-large.json" in words
+    assert f"{min(wins):,} tokens ({min(wins) / run['tokens']:.1%}) were shown to win" in words
+    assert f"in {run['cpu_seconds']:.0f} s of CPU time, and the process" in words
+    assert f"peaked at {run['peak_megabytes'] / 1e3:.1f} GB" in words
+    assert run["peak_megabytes"] < 8000
+
+
 @pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.name)
 def test_no_number_at_the_end_of_a_sentence_begins_a_list(page):
     """A line that begins with `32. ` is an item of a list; items are counted from 1."""
