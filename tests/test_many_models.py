@@ -155,6 +155,15 @@ def stop_after_one(things, what):
     raise KeyboardInterrupt
 
 
+def test_a_run_whose_output_goes_to_a_file_tells_how_many_are_done(run_here, models, monkeypatch):
+    monkeypatch.chdir(models)
+    given = ["inspect", "model-*", "-o", "all.csv", "--force", "--workers", "1"]
+    assert run_here(*given).stderr == "wrote all.csv\n"  # it took less than a minute
+    monkeypatch.setattr("normscope.cli.options.LINE_SECONDS", 0.0)
+    told = run_here(*given).stderr.splitlines()
+    assert told == [*(f"normscope: inspect: {n} of 3, 0 min left" for n in (1, 2, 3)), "wrote all.csv"]
+
+
 @pytest.mark.parametrize(
     ("question", "asked", "out", "kept"),
     [("inspect", "inspect", "all.csv", "all.csv.parts"), ("report", "write_report", "pages", "pages/.parts")],

@@ -6,7 +6,7 @@ import json as jsonlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack, contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SAMPLE = "sample"
 RESEARCH = "Research"  # panel of `normscope --help` with networks that are built, experiments and measurements
+LINE_SECONDS = 60.0  # between lines about progress, where they go to a file
 DEVICE, DTYPE = "cpu", "float32"
 COLUMN = "text"
 
@@ -189,13 +190,25 @@ def engine_of(name: EngineName, workers: int | None) -> "Iterator[Engine]":
 
 
 def progress(things: Iterable[Any], what: str) -> Iterable[Any]:
-    """A progress bar on standard error while iterating; nothing if that is not a terminal."""
+    """A progress bar on standard error while iterating; a line now and then if that is not a terminal."""
     if not sys.stderr.isatty():
-        return things
+        return _told_in_lines(things, what)
     from rich.console import Console
     from rich.progress import track
 
     return track(things, what, console=Console(stderr=True), transient=True)
+
+
+def _told_in_lines(things: Iterable[Any], what: str) -> Iterator[Any]:
+    """For a log: how many are done and the time left, after a minute and then once a minute."""
+    total = len(things) if isinstance(things, Sized) else None
+    begun = told = time.monotonic()
+    for done, thing in enumerate(things, start=1):
+        yield thing
+        if (now := time.monotonic()) - told >= LINE_SECONDS:
+            told = now
+            left = "" if total is None else f" of {total:,}, {(now - begun) / done * (total - done) / 60:.0f} min left"
+            print(f"normscope: {what}: {done:,}{left}", file=sys.stderr, flush=True)
 
 
 def stages() -> Progress:
