@@ -5,8 +5,12 @@ make test-cluster
 
 import json
 import os
+import re
+import shutil
+import socket
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +18,8 @@ import pytest
 import engine_pieces
 import normscope as ns
 from normscope.engine import FailedPiece, open_engine
+from normscope.errors import InputError
+from normscope.many_models import ask_many
 from normscope_lab.engine.runs import reproduce
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("default")]  # warnings of Ray are not ours
@@ -62,15 +68,26 @@ def test_a_whole_node_is_killed_in_the_middle(cluster):
         assert found + list(results) == expected
 
 
-def test_keys_and_cells_on_two_nodes_are_those_of_one_process(cluster, tmp_path):
+def test_every_study_and_cells_on_two_nodes_are_those_of_one_process(cluster, tmp_path):
     text = "To be, or not to be, that is the question."
     changes = {"keys": [8, 9], "channels": [2], "runs": 5}
+    copies = [Path(shutil.copytree(ns.demo_model(), tmp_path / f"copy-{number}")) for number in range(2)]
+    found = {}
     with open_engine("ray") as ray, open_engine("local", 1) as local:
-        saved = [ns.keys(ns.demo_model(), text=text, engine=engine).to_bytes() for engine in (ray, local)]
         for name, engine in (("ray", ray), ("local", local)):
             reproduce("random-keys", tmp_path / name, changes=changes, engine=engine)
-    assert saved[0] == saved[1]
-    assert (tmp_path / "ray" / "results.csv").read_bytes() == (tmp_path / "local" / "results.csv").read_bytes()
+            ask_many("inspect", [*copies, tmp_path / "none"], out=tmp_path / f"{name}.csv", engine=engine)
+            found[name] = [
+                ns.keys(ns.demo_model(), text=text, engine=engine).to_bytes(),
+                ns.ranges(ns.demo_model(), engine=engine).to_bytes(),
+                ns.vocab(ns.demo_model(), engine=engine).to_bytes(),
+                (tmp_path / name / "results.csv").read_bytes(),
+                (tmp_path / f"{name}.csv").read_bytes(),
+            ]
+        assert local.sent == 0
+        assert ray.sent > 10_000
+    for ours, expected in zip(found["ray"], found["local"], strict=True):
+        assert ours == expected
 
 
 def test_a_cluster_is_started_for_a_run_of_the_command_line(environment, monkeypatch, run_here):
@@ -79,6 +96,20 @@ def test_a_cluster_is_started_for_a_run_of_the_command_line(environment, monkeyp
     by_ray = run_here(*given, "--engine", "ray", "--workers", "2")
     assert by_ray.returncode == 0, by_ray.stderr
     assert json.loads(by_ray.stdout) == json.loads(run_here(*given, "--workers", "1").stdout)
+
+
+def test_an_address_where_nothing_listens_is_told_in_seconds(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    begun = time.monotonic()
+    for address, told in (
+        (f"127.0.0.1:{port}", f"no cluster answers at RAY_ADDRESS=127.0.0.1:{port}: "),
+        ("nonsense", "the cluster at RAY_ADDRESS=nonsense can't be reached or started: Invalid address"),
+    ):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(InputError, match=re.escape(told)), open_engine("ray"):
+            pass
+    assert time.monotonic() - begun < 30
 
 
 def test_a_slurm_job_that_is_killed_is_done_again(environment, tmp_path):

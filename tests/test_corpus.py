@@ -98,11 +98,32 @@ def test_a_study_runs_on_a_corpus(corpus, run_here):
     )
 
 
+@pytest.mark.parametrize("command", ["vocab", "fold"])
+def test_every_command_that_takes_such_a_text_takes_its_column(command, corpus, run_here):
+    found = run_here(command, "--text", corpus / "texts.jsonl", "--column", "words", "--json")
+    assert found.returncode == 0, found.stderr
+    without = run_here(command, "--text", corpus / "texts.jsonl")
+    assert without.returncode == 2
+    assert "name the column with --column" in without.stderr
+
+
+@pytest.mark.parametrize("text", [[], ["--text", "sample"]])
+def test_a_column_of_nothing_is_refused(text, run_here):
+    found = run_here("inspect", *text, "--column", "words")
+    assert found.returncode == 2
+    assert "--column needs --text with .jsonl or .parquet files" in found.stderr
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.jsonl", b'{"text": "so"}\n{"words": "so"}', "a.jsonl, line 2: must be an object with a text at 'text'"),
-        ("a.jsonl", b'{"text": 3}', "line 1: must be an object with a text at 'text', got 'text'"),
+        ("a.jsonl", b'{"text": 3}', "line 1: 'text' must be a text, got int '3'"),
+        ("a.jsonl", b'{"text": "so"}\n{"text": null}', "line 2: 'text' must be a text, got none"),
+        ("a.jsonl", b'{"text": "so \\ud800"}', r"line 1: 'text' must be a text, got half of a character, U\+D800"),
+        ("a.jsonl", b'{"text": "so \xff"}', "a.jsonl must be UTF-8 text, got byte 0xff at 13"),
+        ("a.txt", b"s" * (2**16 - 1) + b"\xc3\xa4\xff", "a.txt must be UTF-8 text, got byte 0xff at 65537"),
+        ("a.txt", b"s" * 2**16 + b"\xc3", "a.txt must be UTF-8 text, got byte 0xc3 at 65536"),
         ("a.jsonl", b"[1]", "line 1: must be an object with a text at 'text', got 'list'"),
         ("a.jsonl", b"so\n", "line 1: must be JSON"),
         ("a.jsonl", b'{"text": \n{}', "line 1: must be JSON: Expecting value: line 1 column 9"),  # its own line
@@ -115,6 +136,17 @@ def test_bad_files_are_named(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
         Subject(ns.demo_model(), text=tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [(None, "must be a text, got none"), (b"so \xff", "must be UTF-8 text, got byte 0xff")]
+)
+def test_a_bad_row_of_a_parquet_file_is_named(value, message, tmp_path):
+    column = pyarrow.array([b"so", value], pyarrow.binary())
+    rows = pyarrow.StringArray.from_buffers(2, *column.buffers()[1:], column.buffers()[0])
+    pyarrow.parquet.write_table(pyarrow.table({"text": rows}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=rf"a.parquet, row 2: 'text' {message}"):
+        Subject(ns.demo_model(), text=tmp_path / "a.parquet")
 
 
 def test_what_is_not_there_is_named(corpus):

@@ -1,8 +1,10 @@
 """Tables that do not fit: rows that are read when they are asked for, channels as axes, coordinates put in order."""
 
+import json
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +112,19 @@ def test_a_file_is_mapped_and_its_verdicts_are_those_of_its_numbers(tmp_path):
     assert (found.tokens, found.channels, found.unembedding) == (300, 16, "lm_head.weight")
     found.save(tmp_path / "verdicts.safetensors")
     assert normscope.verify(tmp_path / "verdicts.safetensors").holds
+
+
+def test_the_tool_prints_what_a_new_process_settles(tmp_path):
+    file = tmp_path / "large.safetensors"
+    size = ["--tokens", "300", "--channels", "16"]
+    done = subprocess.run(
+        [sys.executable, TOOL, file, *size, "--ask", "60"], capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout)
+    assert (found["tokens"], found["channels"], found["limit"]) == (300, 16, 60.0)
+    assert [asdict(row) for row in normscope.vocab(file).counts] == found["counts"]
+    assert 0 < found["cpu_seconds"] < 60
+    assert found["peak_megabytes"] > 50
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is measured in kilobytes on Linux")

@@ -41,6 +41,43 @@ def test_the_tables_of_a_page_are_those_that_the_tool_writes_from_the_kept_run(p
     assert tool.written(changed, run) == text
 
 
+def test_costs_at_the_size_of_405b_follow_from_the_kept_run():
+    run = json.loads((DOCS / "results" / "scale.json").read_text(encoding="utf-8"))
+    text = (DOCS / "scale.md").read_text(encoding="utf-8")
+    unit = {cost["question"]: cost["seconds"] for cost in run["units"]}
+    count = {each["question"]: each["units"] for each in run["estimates"]}
+    norms, parameters, tokens, width, neurons = 253, count["ranges"], 128_256, 16_384, 53_248
+    assert count["inspect --text"] == norms * 1e9
+    for what, value in (
+        ("a norm, from the weights .*", f"{1e3 * unit['inspect'] / norms:.0f} ms"),
+        ("a head, .*", f"{1e3 * unit['keys']:.0f} ms"),
+        ("a token, its inputs of 253 norms", f"{norms * unit['inspect --text']:.2f} s"),
+        ("a token, the model's own run", f"{parameters * unit['the model itself']:.1f} s"),
+        ("a tensor, .*", f"{width * neurons * unit['ranges']:.0f} s"),
+    ):
+        assert re.search(rf"^\| {what} \| {re.escape(value)} \|$", text, re.MULTILINE), (what, value)
+    words, table = " ".join(text.split()), width * tokens
+    assert f"load average was {run['load']:.1f} when the run began" in words
+    assert f"{2 * 768 / 20_000:.0%} where it was measured" in words
+    assert f"{2 * width / tokens:.0%} for" in words
+    assert (
+        f"in float32, {4 * table / 1e9:.1f} GB, and its exact methods would need {5 * 8 * table / 1e9:.0f} GB" in words
+    )
+
+
+def test_what_is_said_of_the_large_vocabulary_is_in_the_kept_run():
+    run = json.loads((DOCS / "results" / "vocab-large.json").read_text(encoding="utf-8"))
+    words = " ".join((DOCS / "vocab.md").read_text(encoding="utf-8").split())
+    wins = {row["wins"] for row in run["counts"]}
+    assert len(wins) == 1  # the same by any vector and by outputs of the norm
+    assert f"a table of {run['tokens']:,} × {run['channels']:,} in bfloat16" in words
+    assert f"--ask {run['limit']:.0f} > docs/results/vocab-large.json" in words
+    assert f"{min(wins):,} tokens ({min(wins) / run['tokens']:.1%}) were shown to win" in words
+    assert f"in {run['cpu_seconds']:.0f} s of CPU time, and the process" in words
+    assert f"peaked at {run['peak_megabytes'] / 1e3:.1f} GB" in words
+    assert run["peak_megabytes"] < 8000
+
+
 @pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.name)
 def test_no_number_at_the_end_of_a_sentence_begins_a_list(page):
     """A line that begins with `32. ` is an item of a list; items are counted from 1."""

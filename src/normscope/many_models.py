@@ -1,7 +1,7 @@
 """`inspect`, `check` or `report` of many models: a piece for each, one table, and an index page of reports.
 
-TABLE.parts/, REPORTS/.parts/     a file for each finished model, until the table is written: a run that was
-                                  interrupted does not ask them again
+TABLE.parts/, REPORTS/.parts/     a file for each finished model, until all of them are in the table: the same command
+                                  asks only those that failed or were not reached
 """
 
 import csv
@@ -24,7 +24,7 @@ from normscope.checks import first_line
 from normscope.data import name_of
 from normscope.engine import Engine, FailedPiece, or_local
 from normscope.errors import InputError, NormscopeError
-from normscope.files import TABLES, pyarrow_library, require_writable, write_atomically
+from normscope.files import TABLES, files_with_times, pyarrow_library, require_writable, write_atomically
 from normscope.models.corpus import Corpus
 from normscope.models.transformers_library import NotFollowedWarning, no_network
 from normscope.progress import Progress, silent, sized
@@ -39,6 +39,7 @@ from normscope.studies.inspect import inspect
 Asked = Literal["inspect", "check", "report"]
 CSV, PARQUET = TABLES
 INDEX, TABLE = "index.html", "models.csv"  # in a folder of reports
+LACKING = "lacking"  # beside parts: SHA-256 of a table in which models failed
 MODEL, FAILED = "model", "failed"  # columns of every table
 
 
@@ -62,7 +63,7 @@ def ask_many(
         Their paths.
     out
         A table to write, .csv or .parquet: a row for each norm or finding. For reports, a folder, which also gets an
-        index page. An interrupted run is resumed.
+        index page. An interrupted run is resumed, and models that failed are asked again.
     force
         Whether a table or pages that exist are replaced.
     options
@@ -81,13 +82,13 @@ def ask_many(
         raise InputError("reports of many models need a folder to be written to: give out")
     folder = out if asked == "report" else None
     table = out if folder is None else folder / TABLE
+    parts = None if out is None else folder / ".parts" if folder is not None else out.with_name(f"{out.name}.parts")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    if table is not None:
-        require_writable(table, force=force, endings=TABLES)
+    if table is not None and parts is not None:
+        require_writable(table, force=force or _lacks_some(table, parts, models), endings=TABLES)
         if table.suffix.lower() == PARQUET:
             pyarrow_library()
-    parts = None if out is None else folder / ".parts" if folder is not None else out.with_name(f"{out.name}.parts")
     given = dict(options or {})
     if isinstance(text := given.get("text"), Path | Corpus):  # workers may run elsewhere
         given["text"] = replace(text, path=text.path.absolute()) if isinstance(text, Corpus) else text.absolute()
@@ -108,17 +109,31 @@ def ask_many(
         write_atomically(_table(found, table.suffix.lower()), table)
     if folder is not None:
         write_atomically(index_page(result.models).encode(), folder / INDEX)
-    if parts is not None:
+    if table is not None and parts is not None and result.failed:
+        write_atomically(_digest(table, models).encode(), parts / LACKING)
+    elif parts is not None:
         shutil.rmtree(parts, ignore_errors=True)
     return result
+
+
+def _lacks_some(table: Path, parts: Path, models: Sequence[Path]) -> bool:
+    """Whether a table is what a run about the same models wrote that lacks some of them, and nothing else."""
+    place = parts / LACKING
+    return table.is_file() and place.exists() and place.read_text(encoding="utf-8") == _digest(table, models)
+
+
+def _digest(table: Path, models: Sequence[Path]) -> str:
+    names = json.dumps([str(path.absolute()) for path in models])
+    return hashlib.sha256(names.encode() + table.read_bytes()).hexdigest()
 
 
 def _part(piece: tuple[str, Path, str], task: tuple[Asked, dict[str, Any], Path | None, Path | None]) -> dict[str, Any]:
     """What one model gives, from its file if it was finished before."""
     (name, path, page), (asked, options, folder, parts) = piece, task
-    kept = None if parts is None else parts / f"{_key(path)}.json"
+    kept = None if parts is None else parts / f"{_key(path, None if folder is None else page)}.json"
     if kept is not None and kept.exists():
         found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+        found["row"] |= _named(name)
         return found
     try:
         with no_network(), warnings.catch_warnings():
@@ -126,14 +141,14 @@ def _part(piece: tuple[str, Path, str], task: tuple[Asked, dict[str, Any], Path 
             part = _asked(asked, path, options, None if folder is None else folder / page)
     except (NormscopeError, OSError) as error:
         return _failed(name, first_line(error))
-    part["row"]["path"] = name
+    part["row"] |= _named(name)
     if kept is not None:
         write_atomically(json.dumps(part).encode(), kept)
     return part
 
 
 def _asked(asked: Asked, path: Path, options: Mapping[str, Any], page: Path | None) -> dict[str, Any]:
-    row: dict[str, Any] = {"model": name_of(path)}
+    row: dict[str, Any] = {}
     result: Result
     if asked == "inspect":
         result = inspection = inspect(path, **options)
@@ -152,7 +167,11 @@ def _asked(asked: Asked, path: Path, options: Mapping[str, Any], page: Path | No
 
 
 def _failed(name: str, reason: str) -> dict[str, Any]:
-    return {"row": {"model": name_of(Path(name)), "path": name, "error": reason}, "headings": [], "rows": []}
+    return {"row": _named(name) | {"error": reason}, "headings": [], "rows": []}
+
+
+def _named(name: str) -> dict[str, str]:
+    return {"model": name_of(Path(name)), "path": name}
 
 
 def _kinds(inspection: Inspection) -> str:
@@ -160,18 +179,23 @@ def _kinds(inspection: Inspection) -> str:
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
 
 
-def _key(path: Path) -> str:
-    """The name of a model's part: another one if the model was changed since."""
-    changed = path.stat().st_mtime_ns if path.exists() else 0
-    return hashlib.sha256(f"{path.absolute()} {changed}".encode()).hexdigest()[:24]
+def _key(path: Path, page: str | None) -> str:
+    """The name of a model's part: another one if a file of it was changed since, or if its page is named otherwise."""
+    files = files_with_times(path) if path.exists() else []
+    return hashlib.sha256(json.dumps([str(path.absolute()), files, page]).encode()).hexdigest()[:24]
 
 
 def _open_parts(parts: Path, asked: Asked, options: Mapping[str, Any]) -> bool:
     """Begin a run, or make sure that the one that is there asked the same; returns whether there was one."""
-    settings = hashlib.sha256(pickle.dumps((__version__, asked, sorted(options.items())))).hexdigest()
+    text = options.get("text")
+    corpus = Corpus(text) if isinstance(text, Path) else text
+    read = [files_with_times(path) for path in corpus.files()] if isinstance(corpus, Corpus) else []
+    settings = hashlib.sha256(pickle.dumps((__version__, asked, sorted(options.items()), read))).hexdigest()
     place = parts / "settings"
     if place.exists() and place.read_text(encoding="utf-8") != settings:
-        raise InputError(f"{parts} holds a run with other options: repeat it with those, or remove the folder")
+        raise InputError(
+            f"{parts} holds a run with other options, text or version: repeat that run, or remove the folder"
+        )
     resumed = place.exists()
     parts.mkdir(exist_ok=True)
     write_atomically(settings.encode(), place)

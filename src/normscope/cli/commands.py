@@ -37,6 +37,7 @@ from normscope.cli.options import (
     run_on,
     stages,
     tell_written,
+    told_what_resumes,
     write,
 )
 from normscope.errors import InputError
@@ -163,6 +164,7 @@ def report(
     force: ForceFlag = False,
 ) -> None:
     """Everything about a model on one page: findings, a map, every norm, ranges, heads, vocabulary, folding."""
+    from normscope.files import PAGES
     from normscope.report.finding_blocks import not_run
     from normscope.report_file import write_report
     from normscope.results.finding_list import MARKS
@@ -170,8 +172,13 @@ def report(
     given = {**run_on(text, inputs, lines, column), "seconds": seconds, "device": device, "dtype": dtype}
     one, several = one_or_several(model)
     if several:
+        if out is not None and out.suffix.lower() in PAGES:
+            raise InputError(
+                f"{out} must be a folder for the reports of {len(several)} models, and is named like a page"
+            )
         folder = out or Path("reports")
-        result = _ask_many("report", several, given, folder, force, engine, workers)
+        with told_what_resumes(folder / ".parts"):
+            result = _ask_many("report", several, given, folder, force, engine, workers)
         print(result)
         tell_written([folder / "index.html"])
         if (failure := result.failure()) is not None:
@@ -411,8 +418,12 @@ def vocab(
     model: ModelArgument = None,
     text: Annotated[
         str | None,
-        typer.Option(help="Text file, UTF-8 (sample: a built-in text), to run the model on in place of --inputs."),
+        typer.Option(
+            help="Text to run the model on in place of --inputs: a UTF-8 file, a .jsonl or .parquet file, a folder of "
+            "these, or a pattern in quotes (sample: a built-in text)."
+        ),
     ] = None,
+    column: ColumnOption = COLUMN,
     inputs: Annotated[
         Path | None,
         typer.Option(
@@ -434,7 +445,7 @@ def vocab(
     with engine_of(engine, workers) as where:
         return ask(
             model_of(model),
-            **run_on(text, inputs),
+            **run_on(text, inputs, column=column),
             seconds=seconds,
             resume=resume,
             engine=where,
@@ -524,6 +535,7 @@ def fold(
         ),
     ] = False,
     text: TextOption = None,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
     device: DeviceOption = DEVICE,
     dtype: Annotated[
@@ -540,7 +552,7 @@ def fold(
     keep_memory()
     result = ask(
         model_of(model),
-        **run_on(text, inputs),
+        **run_on(text, inputs, column=column),
         out=out,
         rms=rms,
         untie=untie,
@@ -617,6 +629,7 @@ def verify(
         str | None, typer.Option(help="Column of labels in that file, as for `normscope memorize`.")
     ] = None,
     text: TextOption = None,
+    column: ColumnOption = COLUMN,
     inputs: InputsOption = None,
 ) -> Any:
     """Check every certificate of a saved result, without solving anything, and report what it proves.
@@ -625,7 +638,7 @@ def verify(
     """
     from normscope.verify_file import verify as check
 
-    return check(file, against=against, label=label, **run_on(text, inputs), progress=progress)
+    return check(file, against=against, label=label, **run_on(text, inputs, column=column), progress=progress)
 
 
 def playground(

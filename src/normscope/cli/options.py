@@ -6,7 +6,7 @@ import json as jsonlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack, contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SAMPLE = "sample"
 RESEARCH = "Research"  # panel of `normscope --help` with networks that are built, experiments and measurements
+LINE_SECONDS = 60.0  # between lines about progress, where they go to a file
 DEVICE, DTYPE = "cpu", "float32"
 COLUMN = "text"
 
@@ -49,7 +50,7 @@ ModelsArgument = Annotated[
         help="A folder in Hugging Face format, or a .safetensors, .gguf, .pt, .pth or .bin file; or several, a pattern "
         "in quotes, or a list with one path a line (@FILE or .txt). Default: a small demo GPT.",
         show_default=False,
-        metavar="[MODEL]...",
+        metavar="MODEL",
     ),
 ]
 FolderArgument = Annotated[
@@ -153,6 +154,8 @@ def run_on(text: str | None, inputs: Path | None, lines: bool = False, column: s
     """--text and --inputs as the arguments of a study; with --lines, each line is a text of its own."""
     if lines and text is None:
         raise InputError("--lines needs --text: it splits the text into lines")
+    if column != COLUMN and text in (None, SAMPLE):
+        raise InputError("--column needs --text with .jsonl or .parquet files: it names the column of their texts")
     if text is not None and inputs is not None:
         raise InputError("--text and --inputs cannot be combined: the model runs on one of them")
     if inputs is not None:
@@ -187,13 +190,25 @@ def engine_of(name: EngineName, workers: int | None) -> "Iterator[Engine]":
 
 
 def progress(things: Iterable[Any], what: str) -> Iterable[Any]:
-    """A progress bar on standard error while iterating; nothing if that is not a terminal."""
+    """A progress bar on standard error while iterating; a line now and then if that is not a terminal."""
     if not sys.stderr.isatty():
-        return things
+        return _told_in_lines(things, what)
     from rich.console import Console
     from rich.progress import track
 
     return track(things, what, console=Console(stderr=True), transient=True)
+
+
+def _told_in_lines(things: Iterable[Any], what: str) -> Iterator[Any]:
+    """For a log: how many are done and the time left, after a minute and then once a minute."""
+    total = len(things) if isinstance(things, Sized) else None
+    begun = told = time.monotonic()
+    for done, thing in enumerate(things, start=1):
+        yield thing
+        if (now := time.monotonic()) - told >= LINE_SECONDS:
+            told = now
+            left = "" if total is None else f" of {total:,}, {(now - begun) / done * (total - done) / 60:.0f} min left"
+            print(f"normscope: {what}: {done:,}{left}", file=sys.stderr, flush=True)
 
 
 def stages() -> Progress:
@@ -214,6 +229,18 @@ def stages() -> Progress:
         return things
 
     return tell
+
+
+@contextmanager
+def told_what_resumes(*kept: Path | None) -> Iterator[None]:
+    """On Ctrl-C, say that the same command resumes, if one of these was kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        for path in kept:
+            if path is not None and path.exists():
+                print(f"normscope: interrupted; the same command resumes from {printable(str(path))}", file=sys.stderr)
+        raise
 
 
 def require_writable(path: Path | None, endings: tuple[str, ...], force: bool) -> None:
@@ -292,8 +319,7 @@ def command(
             table = form["save"] if tables and _is_table(form["save"]) else None
             if tables:
                 options |= {"table": table, "force": form["force"]}
-                if (form.get("picture") or form.get("sarif")) and one_or_several(options["model"])[1]:
-                    raise InputError("--picture and --sarif take one model, got several")
+                _require_possible_for_several(form, options["model"])
             _require_possible(form | ({"save": None} if table else {}), resumes)
             if not divides and in_torchrun():
                 raise InputError(
@@ -308,7 +334,8 @@ def command(
             if scales:
                 options["scales"] = form["scales"] is not None
             try:
-                result = function(*args, **options)
+                with told_what_resumes(*([form["save"]] if resumes else []), _parts_beside(form.get("save"))):
+                    result = function(*args, **options)
             except NotCertifiedError as error:
                 _show(error.result, form)
                 print(f"normscope: {printable(str(error))}", file=sys.stderr)
@@ -360,6 +387,19 @@ def _require_possible(form: Mapping[str, Any], resumes: bool) -> None:
     both = [form[name].resolve() for name in ("scales", "save") if form.get(name) is not None]
     if len(both) != len(set(both)):
         raise InputError(f"--scales and -o must be different files, got {form['save']} for both")
+
+
+def _require_possible_for_several(form: Mapping[str, Any], models: list[str] | None) -> None:
+    """Refuse outputs that only one model has, and a table with another ending, if several models are asked."""
+    from normscope.files import TABLES
+    from normscope.results.result import ENDINGS
+
+    if not one_or_several(models)[1]:
+        return
+    if form.get("picture") or form.get("sarif"):
+        raise InputError("--picture and --sarif take one model, got several")
+    if form["save"] is not None and form["save"].suffix.lower() not in (endings := (*TABLES, *ENDINGS)):
+        raise InputError(f"{form['save']} must end in {', '.join(endings[:-1])} or {endings[-1]}")
 
 
 def _parts_beside(path: Path | None) -> Path | None:

@@ -5,6 +5,7 @@ Ray would do lost tasks again by itself; that is switched off, so that every eng
 
 import logging
 import os
+import socket
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -14,6 +15,8 @@ from normscope.engine.packing import Parts
 from normscope.engine.pieces import Engine, LostError, answered, processors
 from normscope.engine.worker_process import KEPT_MEMORY
 from normscope.errors import InputError
+
+SECONDS = 5.0  # in which a cluster must answer: Ray itself would try for minutes
 
 
 class RayCluster(Engine):
@@ -31,6 +34,8 @@ class RayCluster(Engine):
         if self._started:
             address = os.environ.get("RAY_ADDRESS") or None
             os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is reported to anybody
+            if address:
+                _require_listening(address)
             settings: dict[str, Any] = {"num_cpus": workers or processors(), "include_dashboard": False}
             try:
                 ray.init(
@@ -72,6 +77,17 @@ class RayCluster(Engine):
     def close(self) -> None:
         if self._started:
             self._ray.shutdown()
+
+
+def _require_listening(address: str) -> None:
+    """Refuse host:port where nothing listens; what else an address may be is left to Ray."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(f"no cluster answers at RAY_ADDRESS={address}: {first_line(error)}") from None
 
 
 def _answered(message: Parts, *given: Any) -> Parts:

@@ -9,9 +9,11 @@ a pattern          all files that fit it, such as texts/**/*.jsonl
 import glob
 import json
 import shlex
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from normscope.checks import first_line, quoted
 from normscope.errors import InputError
@@ -138,8 +140,23 @@ def _pieces(path: Path, by_line: bool = False) -> Iterator[str]:
             while piece := file.read(BLOCK):
                 yield piece
     except UnicodeDecodeError:
-        read_text(path)  # it says where
-        raise
+        raise _not_utf8(path) from None
+
+
+def _not_utf8(path: Path) -> InputError:
+    """The error that says where a file is no UTF-8 text, without reading all of it into memory."""
+    decoder, at = getincrementaldecoder("utf-8")(), 0
+    with open(path, "rb") as file:
+        while True:
+            block = file.read(BLOCK)
+            try:
+                decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:  # its object begins with what the last block left over
+                place = at + len(block) - len(error.object) + error.start
+                return InputError(f"{path} must be UTF-8 text, got byte {error.object[error.start]:#x} at {place}")
+            if not block:
+                return InputError(f"{path} must be UTF-8 text, and was changed while it was read")
+            at += len(block)
 
 
 def read_text(path: Path) -> str:
@@ -160,14 +177,13 @@ def _rows_of_jsonl(path: Path, column: str) -> Iterator[str]:
             row = json.loads(line.strip())
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}, line {number}: must be JSON: {first_line(error)}") from None
-        text = row.get(column) if isinstance(row, dict) else None
-        if not isinstance(text, str):
+        if not isinstance(row, dict) or column not in row:
             known = ", ".join(map(str, row)) if isinstance(row, dict) else type(row).__name__
             raise InputError(
                 f"{path}, line {number}: must be an object with a text at {quoted(column)}, got {quoted(known)}: "
                 "name the column with --column"
             )
-        yield text
+        yield _checked(row[column], f"{path}, line {number}: {quoted(column)}")
 
 
 def _rows_of_parquet(path: Path, column: str) -> Iterator[str]:
@@ -177,10 +193,26 @@ def _rows_of_parquet(path: Path, column: str) -> Iterator[str]:
             if column not in file.schema_arrow.names:
                 known = ", ".join(file.schema_arrow.names)
                 raise InputError(f"{path} must have a column {quoted(column)}, got {quoted(known)}: give --column")
-            for batch in file.iter_batches(ROWS_AT_ONCE, columns=[column]):
-                for text in batch.column(0).to_pylist():
-                    if not isinstance(text, str):
-                        raise InputError(f"{path}: column {quoted(column)} must hold text, got {type(text).__name__}")
-                    yield text
+            batches = file.iter_batches(ROWS_AT_ONCE, columns=[column])
+            for number, value in enumerate((value for batch in batches for value in batch.column(0)), start=1):
+                where = f"{path}, row {number}: {quoted(column)}"
+                try:
+                    text = value.as_py()
+                except UnicodeDecodeError as error:
+                    raise InputError(f"{where} must be UTF-8 text, got byte {error.object[error.start]:#x}") from None
+                yield _checked(text, where)
     except arrow.ArrowException as error:
         raise InputError(f"{path} is not a readable .parquet file: {first_line(error)}") from None
+
+
+def _checked(value: Any, where: str) -> str:
+    """The text in a row; an error where there is none."""
+    if not isinstance(value, str):
+        got = "none" if value is None else f"{type(value).__name__} {quoted(str(value))}"
+        raise InputError(f"{where} must be a text, got {got}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # JSON can hold it, and tokenizers fail on it
+        half = ord(value[error.start])
+        raise InputError(f"{where} must be a text, got half of a character, U+{half:04X}") from None
+    return value

@@ -34,13 +34,18 @@ def _fitting(pattern: str) -> list[Path]:
 
 
 def _named_by(given: str) -> list[Path]:
-    if _is_list(given):
-        file = Path(given.removeprefix("@"))
-        try:
-            lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-        except UnicodeDecodeError:
-            raise InputError(f"{file} must be UTF-8 text with the path of a model in every line") from None
-        if not (paths := [Path(line) for line in lines if line and not line.startswith("#")]):
-            raise InputError(f"{file} must have the path of a model in every line, and has none")
-        return paths
-    return _fitting(given) or [Path(given)]
+    fitting = _fitting(given)
+    if not _is_list(given):
+        return fitting or [Path(given)]
+    return [path for file in fitting or [Path(given.removeprefix("@"))] for path in _paths_in(file)]
+
+
+def _paths_in(file: Path) -> list[Path]:
+    """The paths in a list, as seen from the current folder."""
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
+    except UnicodeDecodeError:
+        raise InputError(f"{file} must be UTF-8 text with the path of a model in every line") from None
+    if not (paths := [Path(line) for line in lines if line and not line.startswith("#")]):
+        raise InputError(f"{file} must have the path of a model in every line, and has none")
+    return paths
