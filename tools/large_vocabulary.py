@@ -1,7 +1,7 @@
 """Write a checkpoint with an unembedding of 256,000 × 4,096 in bfloat16 (2.1 GB), to try `normscope vocab` on.
 
-    python tools/large_vocabulary.py /tmp/large.safetensors [--tokens 256000] [--channels 4096]
-    python tools/large_vocabulary.py /tmp/large.safetensors --ask 170 > docs/results/vocab-large.json
+    python tools/large_vocabulary.py large.safetensors [--tokens 256000] [--channels 4096]
+    python tools/large_vocabulary.py large.safetensors --ask 170 > docs/results/vocab-large.json
 
 With --ask, the file is written if it does not exist, and `normscope.vocab` is asked for so many seconds, in a new
 process without others beside it: what it settled, its CPU time and the most memory that it held are printed as JSON.
