@@ -10,6 +10,7 @@ from normscope.data import demo_model
 from normscope.norm import Norm
 from normscope_lab.engine.experiment import experiment_named
 from normscope_lab.engine.runs import reproduce
+from normscope_lab.experiments.conv_net import LOGISTIC, best_at_an_end
 from normscope_lab.experiments.lssr import DATA
 from normscope_lab.training.norm_quantiles import model_path, norm_row
 
@@ -142,3 +143,15 @@ def test_xor_is_what_no_linear_map_can_cluster():
     corners = DATA["XOR"](rng, labels)
     assert ((corners.sum(axis=1) % 2).astype(int) == labels).all()
     assert scatter(corners, labels).ssr > 0.8
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"), [([0.02, 0.05, 0.1], "0.02 or 0.1, for 2 of 3 networks"), ([0.05], ""), ([0.01, 0.05, 0.2], "")]
+)
+def test_a_best_rate_at_an_end_of_those_tried_is_said(rates, said):
+    found = {"LN": 0.1, "BN": 0.02, "GroupNorm of 8 channels": 0.05, LOGISTIC: min(rates)}
+    rows = [{"activation": "without ReLU", "norm": norm, "rate": rate, "seed": 100} for norm, rate in found.items()]
+    if not said:
+        rows = [{**row, "rate": 0.05} for row in rows if row["norm"] != LOGISTIC]
+    assert "".join(best_at_an_end(rows, rates)).endswith(said)
+    assert bool(best_at_an_end(rows, rates)) is bool(said)

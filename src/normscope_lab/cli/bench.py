@@ -185,7 +185,7 @@ def scale(
         list[str] | None, typer.Option(help="An engine to measure; may be repeated. Default: all that are installed.")
     ] = None,
 ) -> Any:
-    """Engines with 1 and 2 workers, what a piece costs, memory against length and size (ten minutes, idle machine)."""
+    """Engines with 1 and 2 workers, what a piece costs, memory against length and size (six minutes, idle machine)."""
     from normscope.models.transformers_library import network_allowed
     from normscope_lab.bench.scale_bench import FULL, QUICK, run
 

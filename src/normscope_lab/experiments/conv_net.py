@@ -163,6 +163,7 @@ class ConvGroups(Experiment):
             rows,
             f"trained on {images:,} and tested on {test_images:,} images of CIFAR-10, at {settings['side']} pixels a "
             "side; the paper's networks, training and figures are not known here",
+            *best_at_an_end(last, settings["learning_rates"]),
         )
         return decided([self._compared(last, test_images, *question) for question in QUESTIONS], differences)
 
@@ -280,6 +281,18 @@ def logistic(splits: Splits) -> Row:
 
 def _networks() -> list[dict[str, Any]]:
     return [{"activation": activation, "norm": norm} for activation in ACTIVATIONS for norm in NORMS]
+
+
+def best_at_an_end(rows: Sequence[Row], rates: Sequence[float]) -> list[str]:
+    """How many networks were best with the smallest or largest learning rate: others beyond might be better."""
+    best = {_named(row): row["rate"] for row in rows if row["norm"] != LOGISTIC}
+    at_an_end = sum(rate in (min(rates), max(rates)) for rate in best.values())
+    if len(rates) == 1 or not at_an_end:
+        return []
+    return [
+        f"the best of the learning rates was the smallest or the largest, {min(rates):g} or {max(rates):g}, for "
+        f"{at_an_end} of {len(best)} networks"
+    ]
 
 
 def _named(row: Row) -> str:
