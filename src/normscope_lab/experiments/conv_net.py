@@ -40,13 +40,14 @@ LOGISTIC = "logistic regression"
 PENALTIES = (0.001, 0.003, 0.01, 0.03, 0.1)
 FLAT = 1e-4  # gradient at which logistic regression stops: its accuracy no longer changes
 POINTS = " points"
+PROPOSED, UNKNOWN = "proposed for any network; figures are not known here", "not known here"
 QUESTIONS = (  # activation, better, worse, what the paper says
-    (WITHOUT, LNG, LN, "it is"),
-    (WITHOUT, LNG, BN, "it is"),
+    (WITHOUT, LNG, LN, PROPOSED),
+    (WITHOUT, LNG, BN, UNKNOWN),
     (WITHOUT, LNG, LOGISTIC, "not in the paper"),
     (WITHOUT, LNG, POOLED, "not in the paper"),
-    (WITH, LNG, LN, "it is"),
-    (WITH, LNG, BN, "it is"),
+    (WITH, LNG, LN, PROPOSED),
+    (WITH, LNG, BN, UNKNOWN),
 )
 
 
