@@ -154,7 +154,7 @@ def test_the_table_shows_classes_the_way_of_the_labels_and_the_depth(tmp_path):
     assert (last.layer, last.runs, last.labels) == (result.depth, 2, "o" * ones + "x" * twos)
     assert f"{last.layer}     2  {last.labels}" in shown
     assert [stage.runs for stage in result.stages] == sorted((stage.runs for stage in result.stages), reverse=True)
-    assert max(map(len, shown.splitlines())) <= 100
+    assert max(len(line) for line in shown.splitlines() if str(tmp_path) not in line) <= 100
 
 
 def test_the_way_of_the_samples_ends_with_each_class_in_one_piece(tmp_path):

@@ -181,12 +181,13 @@ def _are_names(shown: Shown, cells: list[list[str]], place: int) -> bool:
 def _keep_names_whole(table: Table, shown: Shown, width: int) -> None:
     """Let a table of all main columns be wider than `width` if its names need it: no terminal has to show it."""
     rows = shown.cells[: shown.table.most]
-    needed = BETWEEN * len(table.columns)
-    for place, column in enumerate(table.columns):
+    needed = least = BETWEEN * len(table.columns)  # with texts as wide as they are, and wrapped
+    for place, (column, narrow) in enumerate(zip(table.columns, _least_widths(shown, rows), strict=True)):
         column.no_wrap = _are_names(shown, rows, place)
         whole = max(len(text) for text in (shown.columns[place].heading, *(row[place] for row in rows)))
         needed += whole if column.no_wrap else _width(shown, rows, place)
-    table.width = needed if needed > width else None
+        least += whole if column.no_wrap else narrow
+    table.width = needed if least > width else None
     if isinstance(table.title, Text):
         table.title.no_wrap, table.title.overflow = True, "ignore"
 
