@@ -74,7 +74,7 @@ def ranges(
 @bench.command("keys")
 @command(picture=True)
 def keys(quick: QuickFlag = False) -> Any:
-    """Which keys are selectable, against the published procedure and a linear program per key (ten minutes)."""
+    """Which keys are selectable, against the published procedure and a linear program per key (minutes)."""
     from normscope_lab.bench.keys_bench import FULL, QUICK, run
 
     return run(QUICK if quick else FULL, bar)
