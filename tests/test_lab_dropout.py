@@ -7,6 +7,7 @@ from scipy.stats import binomtest
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from normscope.errors import InputError
 from normscope_lab.training.dropout import Dropout, dropped
 from normscope_lab.training.transformer import Attention, attention_weights
 
@@ -47,6 +48,12 @@ def test_nothing_is_dropped_when_a_model_is_judged():
     assert torch.equal(Dropout(0.5).eval()(x), x)
     assert torch.equal(Dropout(0.0)(x), x)
     assert torch.equal(Dropout(1.0)(x), nn.Dropout(1.0)(x))
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.5, float("nan")])
+def test_rates_that_are_no_share_are_refused(rate):
+    with pytest.raises(InputError, match="dropout must be from 0 to 1, got"):
+        Dropout(rate)
 
 
 @pytest.mark.parametrize("causal", [False, True])

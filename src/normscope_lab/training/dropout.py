@@ -7,6 +7,8 @@ four numbers of 16 bits, so that rates are multiples of 1/65,536.
 import torch
 from torch import Tensor, nn
 
+from normscope.errors import InputError
+
 STEPS = 2**16  # values of a number of 16 bits
 
 
@@ -15,6 +17,8 @@ class Dropout(nn.Module):
 
     def __init__(self, rate: float) -> None:
         super().__init__()
+        if not 0 <= rate <= 1:
+            raise InputError(f"dropout must be from 0 to 1, got {rate}")
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
