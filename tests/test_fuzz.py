@@ -72,7 +72,8 @@ def go_on_forever():
 )
 def test_what_goes_wrong_is_found_with_its_case(monkeypatch, how, what):
     monkeypatch.setitem(fuzz.READERS, "bad", ends_badly(how))
-    monkeypatch.setattr(fuzz, "SECONDS", 0.1)
+    if how is go_on_forever:  # others may take longer on a machine with other work
+        monkeypatch.setattr(fuzz, "SECONDS", 0.1)
     found = fuzz.campaign("bad", 4, seed=0)
     assert [bool(re.match(what, each)) for each in found.findings] == [True]
     assert found.read + found.refused + sum(map(len, found.findings.values())) == 4
