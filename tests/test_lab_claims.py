@@ -12,6 +12,8 @@ from normscope_lab.engine.experiment import experiment_named
 from normscope_lab.engine.runs import reproduce
 from normscope_lab.experiments.conv_net import LOGISTIC, best_at_an_end
 from normscope_lab.experiments.lssr import DATA
+from normscope_lab.training.group_sizes import drawn_sizes
+from normscope_lab.training.majority_task import VARIANTS
 from normscope_lab.training.norm_quantiles import model_path, norm_row
 
 SMALL = {
@@ -155,3 +157,34 @@ def test_a_best_rate_at_an_end_of_those_tried_is_said(rates, said):
         rows = [{**row, "rate": 0.05} for row in rows if row["norm"] != LOGISTIC]
     assert "".join(best_at_an_end(rows, rates)).endswith(said)
     assert bool(best_at_an_end(rows, rates)) is bool(said)
+
+
+def test_accuracies_of_majority_are_compared_at_the_published_share_of_the_steps():
+    """Not where our own runs happen to reach a loss; rows of other steps change nothing."""
+    experiment = experiment_named("majority")
+    settings = {**experiment.settings("quick", None), "steps": 1700, "epoch": 100}
+    rows = [
+        {"seed": seed, "variant": variant, "step": step, "loss": 1.0, "angle": 45.0, "test_accuracy": right}
+        for seed in range(3)
+        for variant, accuracy in zip(VARIANTS, (0.9, 0.8, 0.7, 0.6), strict=True)
+        for step, right in ((100, 0.1), (500, accuracy + seed / 1000), (1700, 0.2))
+    ]
+    (found,) = (finding for finding in experiment.findings(settings, rows) if "accuracy" in finding.claim)
+    assert found.ours.startswith("0.901 with, 0.601 without at 500 of 1,700 steps; by 0.3 [0.3, 0.3]; ")
+    assert found.ours.count("projection alone") == 2
+    assert found.ours.endswith("keys of length 1/√d: by 0.1 [0.1, 0.1]")
+
+
+@pytest.mark.parametrize(("sizes", "panels"), [([2, 4], 3), ([2], 2)])
+def test_what_was_chosen_is_drawn_only_where_something_was(sizes, panels):
+    rows = [
+        {"stage": stage, "seed": seed, "variant": variant, "channels": size, "epoch": epoch, "loss": 1.0, "score": 0.5}
+        for stage in ("choosing", "judging")
+        for seed in (0, 1)
+        for variant, size in (("LN", 0), ("LN-G", 2))
+        for epoch in (1, 2)
+    ]
+    settings = {"group_channels": sizes, "epochs": 2}
+    figure = drawn_sizes(rows, settings, "loss", ("score", "chosen by"), ("score", "judged by"))
+    assert len(figure.axes) == panels
+    assert len(figure.axes[-1].lines[0].get_xdata()) == 2  # seeds, of the last epoch alone

@@ -22,7 +22,7 @@ from normscope_lab.loaders.data_files import fingerprints, place, text
 from normscope_lab.loaders.images import read_images
 from normscope_lab.loaders.parallel import read_parallel
 from normscope_lab.loaders.plain_texts import whole_text
-from normscope_lab.training.image_task import MARGIN, packed, resampled, shifted
+from normscope_lab.training.image_task import MARGIN, over_images, packed, shifted
 from normscope_lab.training.key_inputs import in_plane, seen_by, unselectable
 from normscope_lab.training.linear_map import least_loss_map
 from normscope_lab.training.majority_task import VARIANTS, WITHOUT_SHORT, Batches, Majority, loss_of, sequences
@@ -84,12 +84,34 @@ def test_cifar_in_sheets_is_what_the_archive_has(tmp_path):
         read_images(folder)
 
 
-def test_differences_are_resampled_over_seeds_and_images():
-    right = np.random.default_rng(0).random((6, 400)) < 0.5
-    worse = right & (np.random.default_rng(1).random((6, 400)) < 0.8)
-    low, high = resampled([packed(row) for row in right], [packed(row) for row in worse], 400)
-    assert 5 < low < 100 * (right.mean() - worse.mean()) < high < 15
-    assert resampled([packed(row) for row in right], [packed(row) for row in right], 400) == (0, 0)
+def test_intervals_over_seeds_and_images_hold_the_truth_as_often_as_they_say():
+    """Seeds and images that are drawn anew: an interval over the seeds alone would hold it far less often."""
+    draw, held = np.random.default_rng(0), []
+    hard, better = draw.normal(0, 1, 200_000), 0.3 + draw.normal(0, 0.2, 200_000)
+    truth = 100 * np.mean(1 / (1 + np.exp(-hard - better)) - 1 / (1 + np.exp(hard)))
+    for _ in range(300):
+        hard = draw.normal(0, 1, 200)  # of the images, for one side more than for the other
+        better = 0.3 + draw.normal(0, 0.2, (5, 1))
+        right, wrong = (draw.random((5, 200)) < 1 / (1 + np.exp(-each)) for each in (hard + better, -hard))
+        both = over_images([packed(row) for row in right], [packed(row) for row in wrong], 200)
+        held.append(both.low <= truth <= both.high)
+    assert 0.92 < np.mean(held) <= 1
+
+
+def test_an_interval_over_images_is_that_of_two_ways():
+    one, other = np.random.default_rng(0).random((2, 3, 40)) < [[[0.9]], [[0.5]]]
+    apart = 100.0 * one - 100.0 * other
+    both = over_images([packed(row) for row in one], [packed(row) for row in other], 40)
+    frame = {"seeds": apart.mean(1) - apart.mean(), "images": apart.mean(0) - apart.mean()}
+    squares = {"seeds": 40 * (frame["seeds"] ** 2).sum() / 2, "images": 3 * (frame["images"] ** 2).sum() / 39}
+    left = sum(
+        (apart[i, j] - apart[i].mean() - apart[:, j].mean() + apart.mean()) ** 2 for i in range(3) for j in range(40)
+    )
+    variance = (squares["seeds"] + max(squares["images"] - left / 78, 0)) / 120
+    assert both.high - both.low == pytest.approx(2 * 4.302652729911275 * variance**0.5)
+    alike = over_images([packed(row) for row in one], [packed(row) for row in one], 40)
+    assert (alike.low, alike.high) == (0, 0)
+    assert not np.isfinite(over_images([packed(one[0])], [packed(other[0])], 40).high)
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.01])

@@ -37,16 +37,38 @@ def test_a_verdict_follows_from_the_interval_and_the_published_effect(sample, ef
     assert bool(found.would_decide) == (verdict == "cannot be decided here")
 
 
+@pytest.mark.parametrize(
+    ("sample", "effect", "reason"),
+    [
+        ([1.0, 1.1, 0.9, 1.0], None, "the 95% interval over seeds is above 0; p = 0.00015"),
+        ([-1.0, -1.1, -0.9, -1.0], None, "the 95% interval over seeds is below 0; p = 0.00015"),
+        ([0.1, -0.1, 0.12, -0.11], 2.0, "contains 0 and ends below half of the published 2 points; p = 0.97"),
+        ([1.0, -0.6, 0.2, 0.4], 2.0, "the 95% interval over seeds contains 0; p = 0.5"),
+        ([1.0], 0.5, "one seed has no interval"),
+        ([1.0, np.nan], 0.5, "no interval, as a seed diverged"),
+    ],
+)
+def test_a_verdict_says_what_it_follows_from(sample, effect, reason):
+    (found,) = decided([Compared("a", "b", "c", mean_interval(sample), effect, " points")], "")
+    assert found.decided_by.split("; the published")[0].endswith(reason)
+
+
 def test_claims_decided_together_need_more():
     sample = [1.0, 0.2, 0.5, 0.3, 1.2, 0.1]
     assert [found.verdict for found in findings(sample)] == ["holds"]
     others = [[1.0, -1.0, 0.5, -0.4, 0.3, 0.2]] * 2
-    assert findings(sample, *others)[0].verdict == "not shown"
+    together = findings(sample, *others)[0]
+    assert together.verdict == "not shown"
+    assert together.decided_by.startswith("the 95% interval over seeds is above 0; p = 0.0")
+    assert together.decided_by.endswith(" after Holm's correction for 3 claims")
 
 
 def test_not_worse_by_a_margin_is_a_claim_of_its_own():
     near = mean_interval([0.1, -0.1, 0.05, -0.05])
     assert not_inferior("a", "b", near, 0.5, "", "").verdict == "holds"
+    assert not_inferior("a", "b", near, 0.5, "", "").decided_by == (
+        "the 95% interval over seeds is above −0.5, a margin fixed before the run"
+    )
     assert not_inferior("a", "b", mean_interval([-1.0, -1.1, -0.9]), 0.5, "", "").verdict == "does not hold"
     wide = not_inferior("a", "b", mean_interval([-2.0, 2.0, 0.5]), 0.5, " points", "")
     assert wide.verdict == "cannot be decided here"

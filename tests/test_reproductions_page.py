@@ -70,8 +70,16 @@ def test_runs_without_a_result_are_listed_with_their_command(tool):
 
 
 def test_commands_are_shown_without_the_folders_of_one_machine(tool):
-    command = "normscope reproduce vit --data /tmp/data -o /tmp/runs/vit --set 'epochs=[1, 2]'"
+    command = "normscope reproduce vit --data there/data -o there/runs/vit --set 'epochs=[1, 2]'"
     assert tool.short(command) == "normscope reproduce vit --data data -o vit --set 'epochs=[1, 2]'"
+
+
+def test_a_command_whose_settings_have_changed_since_is_told_apart(tool):
+    config = json.loads((KEPT / "majority-long" / "config.json").read_text(encoding="utf-8"))
+    assert tool.holds_today(config)
+    assert not tool.holds_today({**config, "seeds": [0, 1]})
+    assert not tool.holds_today({**config, "settings": {**config["settings"], "batch": 300}})
+    assert not tool.holds_today({**config, "command": f"{config['command']} --set groups=4"})  # no setting now
 
 
 def test_a_run_that_is_interrupted_goes_on_from_what_was_kept_of_it(tool, tmp_path):

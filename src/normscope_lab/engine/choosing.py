@@ -56,3 +56,12 @@ def chosen(
 
 def choosing_seeds(settings: Settings) -> Sequence[int]:
     return range(settings["choosing_seeds"])
+
+
+def other_seeds(settings: Settings) -> str:
+    """
+    >>> other_seeds({"choosing_seeds": 3}), other_seeds({"choosing_seeds": 1})
+    ('3 other seeds', '1 other seed')
+    """
+    count = settings["choosing_seeds"]
+    return f"{count} other seed{'s' * (count != 1)}"

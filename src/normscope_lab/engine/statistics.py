@@ -49,8 +49,8 @@ class Interval:
         if np.isnan(self.mean):
             return "an unknown amount, as a seed diverged"
         if self.count < 2:
-            return f"{self.mean:.4g}, of one seed"
-        return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}]"
+            return f"{self.mean:.3g}, of one seed"
+        return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 
 def require_scipy() -> None:
@@ -63,7 +63,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
     """The mean of independent values and its 95% interval; infinitely wide for fewer than two values.
 
     >>> str(mean_interval([1.0, 2.0, 3.0]))
-    '2 [-0.4841, 4.484]'
+    '2 [-0.484, 4.48]'
     """
     from scipy.stats import t
 

@@ -13,7 +13,6 @@ from math import isfinite
 from normscope_lab.engine.statistics import LEVEL, POWER, Interval, holm, least_effect, power, seeds_needed
 from normscope_lab.results.reproduction import Finding
 
-RULE = "95% interval of the paired difference over seeds above 0"
 EXACT = "exact"  # the power of what is proved or certified for every case
 
 
@@ -27,14 +26,13 @@ class Compared:
     difference: Interval
     effect: float | None = None  # that the paper states
     unit: str = ""
-    rule: str = ""  # what there is to say beyond `RULE`
+    rule: str = ""  # what there is to say beyond the interval
     missing: str = ""  # what is needed before it can be decided, if anything is
 
 
 def decided(claims: Sequence[Compared], differences: str) -> list[Finding]:
     """Findings about claims that one experiment decides together."""
     together = holm([claim.difference.chance for claim in claims])
-    rule = RULE + (f", by Holm's correction for {len(claims)} claims" if len(claims) > 1 else "")
     findings = []
     for claim, chance in zip(claims, together, strict=True):
         holds = None if claim.missing else _verdict(claim.difference, claim.effect, chance)
@@ -44,7 +42,7 @@ def decided(claims: Sequence[Compared], differences: str) -> list[Finding]:
                 claim.paper,
                 claim.ours,
                 holds,
-                "; ".join(filter(None, (rule, claim.rule, _size(claim) if holds else ""))),
+                "; ".join(filter(None, (_reason(claim, chance, len(claims)), claim.rule, _size(claim, holds)))),
                 differences,
                 power_of(claim.difference, claim.effect, claim.unit),
                 "" if holds is not None else _would_decide(claim),
@@ -63,7 +61,7 @@ def not_inferior(claim: str, ours: str, difference: Interval, margin: float, uni
         "not in the paper",
         ours,
         holds,
-        f"95% interval of the paired difference over seeds above −{margin:g}{unit}, a margin fixed before the run",
+        f"{_place(difference, -margin, f'−{margin:g}{unit}')}, a margin fixed before the run",
         differences,
         f"{seen:.0%} if there is no difference",
         needed if holds is None and seen < POWER else "",
@@ -103,9 +101,33 @@ def _verdict(difference: Interval, effect: float | None, chance: float) -> bool 
     return False if difference.high < 0 and chance < 1 - LEVEL else None
 
 
-def _size(claim: Compared) -> str:
-    """Whether the size of the effect is that of the paper, where it states one."""
-    if claim.effect is None:
+def _reason(claim: Compared, chance: float, count: int) -> str:
+    """What a verdict follows from: where the interval is, and the chance of it if there were no difference."""
+    difference, half = claim.difference, (claim.effect or 0.0) / 2
+    text = _place(difference, 0.0, "0")
+    if difference.count < 2 or not isfinite(difference.mean):
+        return text
+    if difference.low <= 0 <= difference.high < half:
+        text += f" and ends below half of the published {claim.effect:.3g}{claim.unit}"
+    return f"{text}; p = {chance:.2g}" + (f" after Holm's correction for {count} claims" if count > 1 else "")
+
+
+def _place(difference: Interval, limit: float, shown: str) -> str:
+    """Where the interval is, in words.
+
+    >>> _place(Interval(2, 1, 3, 5), 0.0, "0"), _place(Interval(2, -1, 5, 5), 0.0, "0")
+    ('the 95% interval over seeds is above 0', 'the 95% interval over seeds contains 0')
+    """
+    if difference.count < 2 or not isfinite(difference.mean):
+        return "one seed has no interval" if difference.count < 2 else "no interval, as a seed diverged"
+    above = difference.above(limit)
+    side = {True: "is above", False: "is below", None: "contains"}[above]
+    return f"the 95% interval over seeds {side} {shown}"
+
+
+def _size(claim: Compared, holds: bool | None) -> str:
+    """Of an effect that is there: whether its size is that of the paper, where it states one."""
+    if claim.effect is None or not holds:
         return ""
     inside = claim.difference.low <= claim.effect <= claim.difference.high
     return f"the published {claim.effect:.3g}{claim.unit} is {'in' if inside else 'out'}side the interval"

@@ -17,14 +17,23 @@ from normscope.errors import InputError
 from normscope.models.labelled_texts import read_labelled
 from normscope_lab.engine.cell_state import CellState
 from normscope_lab.engine.experiment import Cell, Experiment, Settings
-from normscope_lab.engine.tidy_rows import BANDS, Row, column, draw_curve
+from normscope_lab.engine.statistics import paired_difference
+from normscope_lab.engine.tidy_rows import BANDS, Row, column, draw_curve, rows_where
 from normscope_lab.engine.verdicts import EXACT
 from normscope_lab.loaders.data_files import place
 from normscope_lab.loaders.sentences import sentence_files
 from normscope_lab.results.reproduction import Finding
 from normscope_lab.training.byte_pairs import learned_pairs
 from normscope_lab.training.dropout import Dropout
-from normscope_lab.training.key_inputs import gaussian_like, in_percent, seen_by, share_of, shares, unselectable
+from normscope_lab.training.key_inputs import (
+    gaussian_like,
+    in_percent,
+    seen_by,
+    share_of,
+    shares,
+    shares_by_seed,
+    unselectable,
+)
 from normscope_lab.training.training_loop import best_device, descend, hits, linear_decay, padded, shuffled, train
 from normscope_lab.training.transformer import Attention, Block, FeedForward, small_weights
 
@@ -142,7 +151,11 @@ class BertWithoutNorm(Experiment):
         accuracy = np.mean(column(rows, "test_accuracy", epoch=settings["epochs"]))
         certified = all(row["certificates_hold"] for row in judged)
         chance = share_of(rows, at=CHANCE)
-        beside = f"; as many Gaussian keys {100 * chance:.1f}%" if chance >= 0 else ""
+        beside = ""
+        if chance >= 0:
+            ours, theirs = (shares_by_seed(part) for part in (judged, rows_where(rows, at=CHANCE)))
+            more = paired_difference([100 * each for each in ours], [100 * each for each in theirs])
+            beside = f"; as many Gaussian keys {100 * chance:.1f}%, all layers more by {more} points"
         return [
             Finding(
                 "a BERT trained without LayerNorm has unselectable keys",
@@ -173,7 +186,12 @@ class BertWithoutNorm(Experiment):
         layers = range(1, settings["layers"] + 1)
         judged = [row for row in rows if row.get("layer")]
         keys.bar(layers, [100 * share for share in shares(judged, settings["layers"])], width=0.5)
-        keys.set(xlabel="layer", ylabel="unselectable keys (%)", xticks=layers, title="all seeds together")
+        keys.set(xlabel="layer", ylabel="unselectable keys (%)", xticks=layers)
+        title = "all seeds together"
+        if (chance := share_of(rows, at=CHANCE)) >= 0:
+            keys.axhline(100 * chance, color="black", linestyle="--")
+            title += "; dashed: as many Gaussian keys"
+        keys.set_title(title, fontsize=9)
         figure.suptitle("A BERT trained without LayerNorm, on sentences about films")
         return {"bert-no-norm": figure}
 

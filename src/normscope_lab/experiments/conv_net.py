@@ -18,7 +18,7 @@ from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
 from normscope.errors import InputError
 from normscope.nn import Norm
 from normscope_lab.engine.cell_state import CellState
-from normscope_lab.engine.choosing import choosing_seeds, chosen, stage_cells
+from normscope_lab.engine.choosing import choosing_seeds, chosen, other_seeds, stage_cells
 from normscope_lab.engine.experiment import CHOOSING, JUDGING, Cell, Experiment, Settings
 from normscope_lab.engine.statistics import mean_interval, paired_difference
 from normscope_lab.engine.tidy_rows import BANDS, Row, column, draw_curve, rows_where
@@ -26,7 +26,7 @@ from normscope_lab.engine.verdicts import Compared, decided
 from normscope_lab.loaders.data_files import place
 from normscope_lab.loaders.images import image_files
 from normscope_lab.results.reproduction import Finding
-from normscope_lab.training.image_task import CLASSES, Labelled, Splits, cifar_splits, packed, resampled, scored
+from normscope_lab.training.image_task import CLASSES, Labelled, Splits, cifar_splits, images_too, packed, scored
 from normscope_lab.training.linear_map import least_loss_map
 from normscope_lab.training.training_loop import best_device, cosine_decay, descend, shuffled, train
 
@@ -40,14 +40,14 @@ LOGISTIC = "logistic regression"
 PENALTIES = (0.001, 0.003, 0.01, 0.03, 0.1)
 FLAT = 1e-4  # gradient at which logistic regression stops: its accuracy no longer changes
 POINTS = " points"
-PROPOSED, UNKNOWN = "proposed for any network; figures are not known here", "not known here"
+PROPOSED, OWN = "proposed for any network; figures are not known here", "our own question"
 QUESTIONS = (  # activation, better, worse, what the paper says
     (WITHOUT, LNG, LN, PROPOSED),
-    (WITHOUT, LNG, BN, UNKNOWN),
-    (WITHOUT, LNG, LOGISTIC, "not in the paper"),
-    (WITHOUT, LNG, POOLED, "not in the paper"),
+    (WITHOUT, LNG, BN, OWN),
+    (WITHOUT, LNG, LOGISTIC, OWN),
+    (WITHOUT, LNG, POOLED, OWN),
     (WITH, LNG, LN, PROPOSED),
-    (WITH, LNG, BN, UNKNOWN),
+    (WITH, LNG, BN, OWN),
 )
 
 
@@ -119,7 +119,7 @@ class ConvGroups(Experiment):
     def plan(self, settings: Settings, seeds: Sequence[int]) -> list[str]:
         return [
             f"a learning rate of {', '.join(map(str, settings['learning_rates']))} for each norm, by accuracy on "
-            f"images that are neither trained on nor tested, with {settings['choosing_seeds']} other seeds",
+            f"images that are neither trained on nor tested, with {other_seeds(settings)}",
             "judged by 95% intervals of paired differences in test accuracy, by Holm's correction for "
             f"{len(QUESTIONS)} claims; the group of 8 channels is the one that is judged, that of 4 is shown beside it",
         ]
@@ -182,13 +182,12 @@ class ConvGroups(Experiment):
         if other == LOGISTIC:
             baseline, against = baseline * len(accuracy(one)), against * len(accuracy(one))
         better = paired_difference(accuracy(one), baseline)
-        low, high = resampled(hits(one), against, test_images)
         named = (*NORMS, LOGISTIC) if activation == WITHOUT else NORMS
         means = ", ".join(f"{norm} {np.mean(accuracy(norm)):.1f}%" for norm in named)
         return Compared(
             f"{activation}, {one} classifies better than {other}",
             paper,
-            f"{means}; better by {better}{POINTS}; resampling seeds and images together [{low:.3g}, {high:.3g}]",
+            f"{means}; better by {better}{POINTS}{images_too(hits(one), against, test_images)}",
             better,
             unit=POINTS,
         )

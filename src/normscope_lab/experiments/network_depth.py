@@ -89,8 +89,8 @@ class NetworkDepth(Experiment):
         random = "uniform samples on a line with random labels"
         return [
             Finding(
-                "projection merge classifies any samples in m − 2 LayerNorms of width 3, or fewer",
-                "m − 2 for two classes",
+                "projection merge classifies m samples of two classes in m − 2 LayerNorms of width 3, or fewer",
+                "O(m) for any samples",
                 f"at most m − 2 in {len(merged)} networks, m up to {max(settings['merge'])}"
                 if within
                 else "more than m − 2 in some",

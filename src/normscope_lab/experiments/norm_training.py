@@ -15,7 +15,6 @@ from normscope.errors import InputError
 from normscope_lab.engine.cell_state import CellState
 from normscope_lab.engine.experiment import Cell, Experiment, Settings
 from normscope_lab.engine.tidy_rows import Row, rows_where
-from normscope_lab.engine.verdicts import EXACT
 from normscope_lab.results.reproduction import Finding
 from normscope_lab.training.norm_quantiles import NEAR, norm_rows
 
@@ -50,39 +49,46 @@ class NormTraining(Experiment):
         return [{"seed": cell.seed, "step": step, **row} for row in found]
 
     def findings(self, settings: Settings, rows: Sequence[Row]) -> list[Finding]:
-        first, last = (rows_where(rows, step=step) for step in (settings["steps"][0], settings["steps"][-1]))
-        near = [float(np.mean([_number(row, "near") for row in part])) for part in (first, last)]
-        spread = [
-            max(_number(row, "longest_axis") / _number(row, "shortest_axis") for row in part) for part in (first, last)
-        ]
-        turned = [min(_number(row, "dead_along_ones") for row in part) for part in (first, last)]
-        steps = f"from step {settings['steps'][0]:,} to step {settings['steps'][-1]:,}"
+        parts = {step: rows_where(rows, step=step) for step in settings["steps"]}
+        near, spread, turned = (
+            {step: each(part) for step, part in parts.items()} for each in (_mean_near, _most_stretched, _most_turned)
+        )
+        first, last = settings["steps"][0], settings["steps"][-1]
+        steps = f"from step {first:,} to step {last:,}"
+        longest, furthest = max(spread, key=spread.__getitem__), min(turned, key=turned.__getitem__)
         least = min(_number(row, "near") for row in rows)
+        differences = "one model, the demo model of this project, and its sample text; the paper trains none"
+        power = "measured: one training"
         return [
             Finding(
                 "typical inputs land near the surface all along training",
                 "near; training is not in the paper",
-                f"{near[0]:.1%} to {near[1]:.1%} of outputs at {NEAR:g} of the way or further, {steps}; least, of any "
-                f"norm at any of {len(settings['steps'])} checkpoints, {least:.1%}",
+                f"{near[first]:.1%} to {near[last]:.1%} of outputs at {NEAR:g} of the way or further, {steps}; least, "
+                f"of any norm at any of {len(settings['steps'])} checkpoints, {least:.1%}",
                 least > 0.5,
                 f"more than half of the outputs of every norm at every checkpoint at {NEAR:g} or further",
-                power=EXACT,
+                differences,
+                power,
             ),
             Finding(
-                "the ellipsoid begins as a sphere and training stretches it",
+                "the ellipsoid begins as a sphere and is stretched at the end of training",
                 "not in the paper",
-                f"longest over shortest semi-axis, largest of all norms, {spread[0]:.3g} to {spread[1]:.3g}, {steps}",
-                spread[1] > spread[0],
+                f"longest over shortest semi-axis, largest of all norms, {spread[first]:.3g} to {spread[last]:.3g}, "
+                f"{steps}; {spread[longest]:.3g} at step {longest:,}, the most of any checkpoint",
+                spread[last] > spread[first],
                 "a larger ratio at the last checkpoint than at the first",
-                power=EXACT,
+                differences,
+                power,
             ),
             Finding(
-                "the dead direction begins along (1, …, 1) and turns away",
+                "the dead direction begins along (1, …, 1) and is turned away at the end",
                 "it is along 1/gain; training is not in the paper",
-                f"cosine of the angle to (1, …, 1), least of all norms, {turned[0]:.4f} to {turned[1]:.4f}, {steps}",
-                turned[1] < turned[0],
+                f"cosine of the angle to (1, …, 1), least of all norms, {turned[first]:.4f} to {turned[last]:.4f}, "
+                f"{steps}; {turned[furthest]:.4f} at step {furthest:,}, the least of any checkpoint",
+                turned[last] < turned[first],
                 "a smaller cosine at the last checkpoint than at the first",
-                power=EXACT,
+                differences,
+                power,
             ),
         ]
 
@@ -115,6 +121,18 @@ def checkpoints(folder: Path) -> dict[int, Path]:
     if not found:
         raise FileNotFoundError(f"{folder} must have folders step-N, and has none")
     return dict(sorted(found.items()))
+
+
+def _mean_near(rows: Sequence[Row]) -> float:
+    return float(np.mean([_number(row, "near") for row in rows]))
+
+
+def _most_stretched(rows: Sequence[Row]) -> float:
+    return max(_number(row, "longest_axis") / _number(row, "shortest_axis") for row in rows)
+
+
+def _most_turned(rows: Sequence[Row]) -> float:
+    return min(_number(row, "dead_along_ones") for row in rows)
 
 
 def _number(row: Row, name: str) -> float:

@@ -18,7 +18,7 @@ from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
 from normscope.errors import InputError
 from normscope.nn import Norm
 from normscope_lab.engine.cell_state import CellState
-from normscope_lab.engine.choosing import choosing_seeds, chosen, stage_cells
+from normscope_lab.engine.choosing import choosing_seeds, chosen, other_seeds, stage_cells
 from normscope_lab.engine.experiment import CHOOSING, JUDGING, Cell, Experiment, Settings, require_fitting
 from normscope_lab.engine.statistics import mean_interval, paired_difference
 from normscope_lab.engine.tidy_rows import BANDS, Row, column, draw_curve, rows_where
@@ -106,7 +106,7 @@ class RandomLabels(Experiment):
             "primary: loss of the LN-Net below the least loss of any linear map, 95% interval over seeds; then its "
             "accuracy, against the better of both linear sides in each seed",
             f"the same {len(grid(settings))} settings are tried for both networks, by the loss they reach with "
-            f"{settings['choosing_seeds']} other seeds"
+            f"{other_seeds(settings)}"
             if len(grid(settings)) > 1
             else "settings were found on other seeds",
         ]
@@ -160,6 +160,7 @@ class RandomLabels(Experiment):
                 judging,
                 f"{images:,} images of {title}, averaged down to at most {settings['side']} pixels a side; "
                 "sizes and training that stand for the paper's are taken from its description",
+                *_settings_used(judging, settings),
             )
             means = ", ".join(
                 f"{variant} {np.mean(accuracy[variant]):.1f}% (loss {np.mean(losses[variant]):.3f})"
@@ -187,12 +188,14 @@ class RandomLabels(Experiment):
                 ),
             ]
             for groups in settings["groups"]:
-                grouped = paired_difference(accuracy[_grouped(groups)], accuracy[NET])
+                fitted = accuracy[_grouped(groups)]
+                grouped = paired_difference(fitted, accuracy[NET])
                 claims.append(
                     Compared(
                         f"{title}: LN-G of {groups} groups fits more of them than LN",
-                        "it does, more so with more groups",
-                        f"{_grouped(groups)} more than {NET} by {grouped} points",
+                        "it does",
+                        f"{np.mean(fitted):.1f}%{', all there are,' * (min(fitted) == 100)} and "
+                        f"{np.mean(accuracy[NET]):.1f}%; more by {grouped} points",
                         grouped,
                         unit=" points",
                     )
@@ -218,6 +221,18 @@ class RandomLabels(Experiment):
         figure.legend(*figure.axes[0].get_legend_handles_labels(), fontsize=8, ncols=5, loc="outside lower center")
         figure.suptitle(f"Random labels fitted: {BANDS}")
         return {"random-labels": figure}
+
+
+def _settings_used(judging: Sequence[Row], settings: Settings) -> list[str]:
+    """What was chosen for each side, beside all that was tried: others beyond an end of it might be better."""
+    if len(grid(settings)) == 1:
+        return []
+    used = {variant: rows_where(judging, variant=variant)[0]["setting"] for variant in (LINEAR, NET)}
+    return [
+        f"chosen for the {LINEAR} {used[LINEAR]}, for the {NET} {used[NET]}, which LN-G was given too, of all "
+        f"{len(grid(settings))} settings with {', '.join(map(str, settings['learning_rates']))}, "
+        f"{', '.join(map(str, settings['epochs']))} and {', '.join(map(str, settings['batches']))}"
+    ]
 
 
 def grid(settings: Settings) -> dict[str, tuple[float, int, int]]:

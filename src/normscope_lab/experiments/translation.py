@@ -18,7 +18,7 @@ from normscope_lab.engine.cell_state import CellState
 from normscope_lab.engine.choosing import choosing_seeds, chosen, stage_cells
 from normscope_lab.engine.experiment import CHOOSING, JUDGING, Cell, Experiment, Settings, require_fitting
 from normscope_lab.engine.statistics import paired_difference
-from normscope_lab.engine.tidy_rows import BANDS, Row, column, draw_curve, rows_where
+from normscope_lab.engine.tidy_rows import Row, column, rows_where
 from normscope_lab.engine.verdicts import Compared, decided, not_inferior, planned
 from normscope_lab.loaders.data_files import place
 from normscope_lab.loaders.parallel import parallel_files, read_parallel
@@ -29,8 +29,7 @@ from normscope_lab.training.group_sizes import (
     LNG,
     best_size,
     choice_shown,
-    draw_choice,
-    draw_judged,
+    drawn_sizes,
     judged_sizes,
     of_size,
     size_variants,
@@ -178,7 +177,7 @@ class TranslationGroups(Experiment):
         ours = f"{means[0]} with LN, {means[1]} with {of_size(size)}; better by {better}"
         claims = [
             Compared(
-                "LN-G translates better than LN",
+                f"{of_size(size)} translates better than LN",
                 "BLEU 35.01 ± 0.10 with LN, 35.23 ± 0.07 with LN-G",
                 ours,
                 better,
@@ -190,7 +189,7 @@ class TranslationGroups(Experiment):
             likelier = paired_difference(losses[0], losses[1])
             claims.append(
                 Compared(
-                    "LN-G finds validation pairs more likely than LN",
+                    f"{of_size(size)} finds validation pairs more likely than LN",
                     "not stated",
                     f"{np.mean(losses[0]):.4f} nats a token with LN, {np.mean(losses[1]):.4f} with {of_size(size)}; "
                     f"fewer by {likelier}{choice_shown(rows, 'validation_loss', '.4f')}",
@@ -202,35 +201,30 @@ class TranslationGroups(Experiment):
         differences = self.differences(
             settings,
             rows,
-            f"trained on {pairs:,} pairs of {', '.join(settings['data'])}, tested on {tested:,} "
+            f"trained on {pairs:,} pairs and tested on {tested:,}, of the files {', '.join(settings['data'])} "
             "(the paper: IWSLT14, 160,000 and 6,750), BLEU of sacrebleu, cased, after the last epoch "
-            "(the paper: fairseq's); one table of embeddings for both languages, and dropout inside attention "
-            "and feed-forward as well; sizes and training are those of fairseq's recipe for these data",
+            "(the paper: fairseq's); one table of embeddings for both languages"
+            + ", dropout inside attention and feed-forward as well" * (settings["dropout"] > 0)
+            + "; preset paper has the sizes and the training of fairseq's recipe for the paper's data",
             sizes_tried(settings),
         )
         return [
             *decided(claims, differences),
             *(
-                not_inferior("LN-G is not worse than LN", ours, better, margin, UNIT, differences)
+                not_inferior(f"{of_size(size)} is not worse than LN", ours, better, margin, UNIT, differences)
                 for margin in [settings.get("margin")]
                 if margin is not None  # earlier runs fixed none
             ),
         ]
 
     def pictures(self, settings: Settings, rows: Sequence[Row]) -> "dict[str, Figure]":
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(12, 3.8), dpi=150, layout="constrained")
-        losses, choice, scores = figure.subplots(1, 3)
-        for variant, label in ((LN, LN), (LNG, of_size(best_size(rows)))):
-            draw_curve(losses, rows_where(rows, stage=JUDGING), "epoch", "loss", label, variant=variant)
-        losses.set(xlabel="epochs", ylabel="training loss (nats a token)")
-        losses.set_title(BANDS, fontsize=9)
-        losses.legend()
-        draw_choice(choice, rows, settings, "validation_loss", "validation loss, choosing (nats a token)")
-        draw_judged(scores, rows, "bleu", "BLEU")
-        for ax in (losses, choice, scores):
-            ax.grid(alpha=0.3)
+        figure = drawn_sizes(
+            rows,
+            settings,
+            "training loss (nats a token)",
+            ("validation_loss", "validation loss, choosing (nats a token)"),
+            ("bleu", "BLEU"),
+        )
         figure.suptitle("From German to English with LN and LN-G")
         return {"translation": figure}
 

@@ -18,7 +18,7 @@ from normscope_lab.engine.cell_state import CellState
 from normscope_lab.engine.choosing import choosing_seeds, chosen, stage_cells
 from normscope_lab.engine.experiment import CHOOSING, JUDGING, Cell, Experiment, Settings, require_fitting
 from normscope_lab.engine.statistics import paired_difference
-from normscope_lab.engine.tidy_rows import BANDS, Row, column, draw_curve, rows_where
+from normscope_lab.engine.tidy_rows import Row, column, rows_where
 from normscope_lab.engine.verdicts import Compared, decided, not_inferior, planned
 from normscope_lab.loaders.data_files import place
 from normscope_lab.loaders.images import image_files
@@ -28,14 +28,13 @@ from normscope_lab.training.group_sizes import (
     LNG,
     best_size,
     choice_shown,
-    draw_choice,
-    draw_judged,
+    drawn_sizes,
     judged_sizes,
     of_size,
     size_variants,
     sizes_tried,
 )
-from normscope_lab.training.image_task import CLASSES, SIDE, cifar_splits, resampled, scored, shifted
+from normscope_lab.training.image_task import CLASSES, SIDE, cifar_splits, images_too, scored, shifted
 from normscope_lab.training.training_loop import best_device, cosine_decay, descend, shuffled, train
 from normscope_lab.training.transformer import Attention, Block, FeedForward, small_weights
 
@@ -172,8 +171,7 @@ class VitGroups(Experiment):
         ]
         both = ""
         if hits[0] and len(hits[0]) == len(hits[1]):
-            low, high = resampled(hits[0], hits[1], test_images)
-            both = f"; resampling seeds and images together [{low:.3g}, {high:.3g}]"
+            both = images_too(hits[0], hits[1], test_images)
         means = (
             f"{np.mean(accuracy[LN]):.2f}% with LN, {np.mean(accuracy[LNG]):.2f}% with {of_size(size)}; "
             f"better by {better}{POINTS}{both}" + choice_shown(rows, "validation_accuracy", ".1%")
@@ -189,7 +187,7 @@ class VitGroups(Experiment):
             *decided(
                 [
                     Compared(
-                        "LN-G classifies better than LN",
+                        f"{of_size(size)} classifies better than LN",
                         "88.81% with LN, 89.26% with LN-G",
                         means,
                         better,
@@ -200,26 +198,20 @@ class VitGroups(Experiment):
                 differences,
             ),
             *(
-                not_inferior("LN-G is not worse than LN", means, better, margin, POINTS, differences)
+                not_inferior(f"{of_size(size)} is not worse than LN", means, better, margin, POINTS, differences)
                 for margin in [settings.get("margin")]
                 if margin is not None  # earlier runs fixed none
             ),
         ]
 
     def pictures(self, settings: Settings, rows: Sequence[Row]) -> "dict[str, Figure]":
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(12, 3.8), dpi=150, layout="constrained")
-        losses, choice, test = figure.subplots(1, 3)
-        for variant, label in ((LN, LN), (LNG, of_size(best_size(rows)))):
-            draw_curve(losses, rows_where(rows, stage=JUDGING), "epoch", "loss", label, variant=variant)
-        losses.set(xlabel="epochs", ylabel="training loss")
-        losses.set_title(BANDS, fontsize=9)
-        losses.legend()
-        draw_choice(choice, rows, settings, "validation_accuracy", "validation accuracy, choosing")
-        draw_judged(test, rows_where(rows, epoch=settings["epochs"]), "test_accuracy", "test accuracy")
-        for ax in (losses, choice, test):
-            ax.grid(alpha=0.3)
+        figure = drawn_sizes(
+            rows,
+            settings,
+            "training loss",
+            ("validation_accuracy", "validation accuracy, choosing"),
+            ("test_accuracy", "test accuracy"),
+        )
         figure.suptitle("A small vision transformer on CIFAR-10 with LN and LN-G")
         return {"vit": figure}
 

@@ -1,12 +1,16 @@
 """How many channels a group of LN-G has: the sizes that are tried, and the one that is judged against LN."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from normscope_lab.engine.choosing import other_seeds
 from normscope_lab.engine.experiment import CHOOSING, JUDGING, Settings
-from normscope_lab.engine.tidy_rows import Row, column, rows_where
+from normscope_lab.engine.tidy_rows import BANDS, Row, column, draw_curve, rows_where
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LN, LNG = "LN", "LN-G"
 Variant = dict[str, Any]  # of the settings: its name, and the channels of a group, 0 for all
@@ -42,7 +46,7 @@ def sizes_tried(settings: Settings) -> str:
     'groups of 8, 16 channels, chosen with 3 other seeds (the paper: not known here)'
     """
     sizes = settings["group_channels"]
-    how = f", chosen with {settings['choosing_seeds']} other seeds" if len(sizes) > 1 else ""
+    how = f", chosen with {other_seeds(settings)}" if len(sizes) > 1 else ""
     return f"groups of {', '.join(map(str, sizes))} channels{how} (the paper: not known here)"
 
 
@@ -61,24 +65,38 @@ def choice_shown(rows: Sequence[Row], score: str, form: str) -> str:
     return f"; on validation data, choosing: {shown}" if shown else ""
 
 
-def draw_choice(ax: Any, rows: Sequence[Row], settings: Settings, score: str, label: str) -> None:
-    """The score of every size, a point for each choosing seed."""
-    tried = [variant["channels"] for variant in size_variants(settings)]
-    for number, channels in enumerate(tried):
-        values = column(rows, score, stage=CHOOSING, channels=channels)
-        ax.plot([number] * len(values), values, "o", alpha=0.7)
-    ax.set(ylabel=label, xlabel="channels a group")
-    ax.set_xticks(range(len(tried)), [str(each or LN) for each in tried])
+def drawn_sizes(
+    rows: Sequence[Row], settings: Settings, loss: str, choice: tuple[str, str], judged: tuple[str, str]
+) -> "Figure":
+    """Training losses; the score that sizes were chosen by, if they were; the score that was judged, with means.
 
+    A score is the name of a column, and its label; a point for each seed.
+    """
+    from matplotlib.figure import Figure
 
-def draw_judged(ax: Any, rows: Sequence[Row], score: str, label: str) -> None:
-    """The score of LN and of what was chosen, a point for each judging seed, and their means."""
-    for number, variant in enumerate((LN, LNG)):
-        values = column(rows_where(rows, stage=JUDGING), score, variant=variant)
-        ax.plot([number] * len(values), values, "o", alpha=0.7)
-        ax.plot([number - 0.15, number + 0.15], [np.mean(values)] * 2, color="black")
-    ax.set(ylabel=f"{label}, one point a seed", xlim=(-0.5, 1.5))
-    ax.set_xticks(range(2), [LN, of_size(best_size(rows)).replace(" of ", "\nof ")])
+    judging, tried = rows_where(rows, stage=JUDGING), [variant["channels"] for variant in size_variants(settings)]
+    last = [row for row in judging if row.get("epoch", settings["epochs"]) == settings["epochs"]]
+    figure = Figure(figsize=(12, 3.8) if tried else (8, 3.8), dpi=150, layout="constrained")
+    losses, *choosing, scores = figure.subplots(1, 3 if tried else 2)
+    for number, (variant, label) in enumerate(((LN, LN), (LNG, of_size(best_size(rows))))):
+        draw_curve(losses, judging, "epoch", "loss", label, variant=variant)
+        values = column(last, judged[0], variant=variant)
+        scores.plot([number] * len(values), values, "o", alpha=0.7)
+        scores.plot([number - 0.15, number + 0.15], [np.mean(values)] * 2, color="black")
+    losses.set(xlabel="epochs", ylabel=loss)
+    losses.set_title(BANDS, fontsize=9)
+    losses.legend()
+    scores.set(ylabel=f"{judged[1]}, one point a seed", xlim=(-0.5, 1.5))
+    scores.set_xticks(range(2), [LN, of_size(best_size(rows)).replace(" of ", "\nof ")])
+    for ax in choosing:
+        for number, channels in enumerate(tried):
+            values = column(rows, choice[0], stage=CHOOSING, channels=channels)
+            ax.plot([number] * len(values), values, "o", alpha=0.7)
+        ax.set(ylabel=choice[1], xlabel="channels a group")
+        ax.set_xticks(range(len(tried)), [str(each or LN) for each in tried])
+    for ax in figure.axes:
+        ax.grid(alpha=0.3)
+    return figure
 
 
 def _grouped(size: int) -> Variant:

@@ -1,7 +1,7 @@
 """Images to train on, to choose settings with, and to test with; what a network gets right, image by image.
 
-Hits are kept for every test image, so that a difference can be resampled over images as well as over seeds: an interval
-over seeds alone holds for the one test set that was used.
+Hits are kept for every test image, so that images can count as a sample as well as seeds: an interval over seeds alone
+holds for the one test set that was used.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 from normscope.errors import InputError
+from normscope_lab.engine.statistics import LEVEL, Interval, mean_interval
 from normscope_lab.engine.tidy_rows import Row
 from normscope_lab.loaders.images import read_images
 from normscope_lab.training.training_loop import hits, in_parts
@@ -23,7 +24,6 @@ CLASSES, SIDE = 10, 32  # of CIFAR-10
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of its channels
 MARGIN = 4  # pixels around an image before it is cropped
 LARGEST_SHARE = 5  # at most a fifth of the training images is kept to choose settings with
-RESAMPLES, PART = 2000, 200
 HEXADECIMAL = "0x"  # begins what is packed, so that no reader takes it for a number
 
 
@@ -123,14 +123,30 @@ def unpacked(text: str, count: int) -> NDArray[np.bool_]:
     return np.unpackbits(raw, count=count).astype(bool)
 
 
-def resampled(one: Sequence[str], other: Sequence[str], count: int) -> tuple[float, float]:
-    """The 95% interval of a difference in accuracy, in points, over resampled seeds and images together."""
-    apart = np.stack([unpacked(a, count).astype(float) - unpacked(b, count) for a, b in zip(one, other, strict=True)])
-    draw = np.random.default_rng(0)
-    seeds = draw.multinomial(len(apart), np.full(len(apart), 1 / len(apart)), size=RESAMPLES) / len(apart)
-    by_image = np.concatenate(
-        [apart @ draw.multinomial(count, np.full(count, 1 / count), size=PART).T for _ in range(RESAMPLES // PART)],
-        axis=1,
-    )  # (seeds, resamples)
-    low, high = np.quantile(100 / count * (seeds * by_image.T).sum(axis=1), [0.025, 0.975])
-    return float(low), float(high)
+def images_too(one: Sequence[str], other: Sequence[str], count: int) -> str:
+    """The interval of a difference over seeds and images, in words."""
+    both = over_images(one, other, count)
+    return f" ([{both.low:.3g}, {both.high:.3g}] over images too)" if both.count > 1 else ""
+
+
+def over_images(one: Sequence[str], other: Sequence[str], count: int) -> Interval:
+    """The 95% interval of a difference in accuracy, in points, if the images tested are a sample as well as the seeds.
+
+    By an analysis of variance in two ways: with n seeds and m images, and mean squares S between seeds, I between
+    images and R of what is left, the mean has a variance of (S + I − R)/(nm). Student's t is taken with n − 1 degrees
+    of freedom.
+    """
+    from scipy.stats import t
+
+    pairs = zip(one, other, strict=True)
+    apart = 100 * np.stack([unpacked(a, count).astype(float) - unpacked(b, count) for a, b in pairs])
+    found = mean_interval(apart.mean(axis=1).tolist())
+    if found.count < 2:
+        return found
+    seeds, images = apart.mean(axis=1, keepdims=True), apart.mean(axis=0, keepdims=True)
+    left = apart - seeds - images + found.mean
+    between_seeds = count * seeds.var(ddof=1)
+    others = len(apart) * images.var(ddof=1) - np.square(left).sum() / ((len(apart) - 1) * (count - 1))
+    deviation = float(np.sqrt((between_seeds + max(others, 0.0)) / count))
+    reach = float(t.ppf(0.5 + LEVEL / 2, len(apart) - 1)) * deviation / np.sqrt(len(apart))
+    return Interval(found.mean, found.mean - reach, found.mean + reach, len(apart), deviation)
