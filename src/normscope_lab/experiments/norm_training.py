@@ -57,7 +57,7 @@ class NormTraining(Experiment):
         steps = f"from step {first:,} to step {last:,}"
         longest, furthest = max(spread, key=spread.__getitem__), min(turned, key=turned.__getitem__)
         least = min(_number(row, "near") for row in rows)
-        differences = "one model, the demo model of this project, and its sample text; the paper trains none"
+        differences = "the checkpoints of one model, here of the demo model, and the sample text; the paper trains none"
         power = "measured: one training"
         return [
             Finding(
