@@ -129,3 +129,15 @@ def test_a_size_is_chosen_on_some_seeds_and_judged_on_others(tmp_path):
     experiment = experiment_named("vit")
     settings = {**experiment.settings("quick", None), **changes}
     assert len(experiment.later(settings, [100, 101], [])) == 4
+
+
+def test_a_size_is_chosen_by_the_last_epoch():
+    """The one that is best at the end, not the one that was best on the way."""
+    experiment = experiment_named("translation")
+    settings = {**experiment.settings("quick", None), "group_channels": [8, 16], "epochs": 2}
+    losses = {(8, 1): 3.0, (8, 2): 1.0, (16, 1): 1.5, (16, 2): 1.2}
+    rows = [
+        {"stage": "choosing", "variant": "LN-G", "channels": size, "seed": 0, "epoch": epoch, "validation_loss": loss}
+        for (size, epoch), loss in losses.items()
+    ]
+    assert {cell.settings["channels"] for cell in experiment.later(settings, [100], rows)} == {0, 8}

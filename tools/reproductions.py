@@ -126,13 +126,13 @@ PLANNED = (  # in order of value
     Planned("conv-net-16", "LN-G in a residual network, with and without ReLU", "conv-net --data data", 1.2),
     Planned(
         "vit-sizes",
-        "LN-G in a ViT: whether it is not worse by 1 point; 0.45 points would need some 49 seeds",
+        "LN-G in a ViT: whether it is better, and whether it is not worse by 1 point",
         "vit --data data",
         3.3,
     ),
     Planned(
         "translation-sizes",
-        "LN-G in translation: whether it is not worse by 0.5 BLEU; 0.22 BLEU would need some 50 seeds",
+        "LN-G in translation: whether it is better, and whether it is not worse by 0.5 BLEU",
         "translation --data data",
         3.6,
     ),

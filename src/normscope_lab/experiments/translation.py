@@ -27,6 +27,7 @@ from normscope_lab.training.byte_pairs import learned_pairs
 from normscope_lab.training.group_sizes import (
     LN,
     LNG,
+    at_end,
     best_size,
     choice_shown,
     drawn_sizes,
@@ -99,7 +100,7 @@ class TranslationGroups(Experiment):
 
     def later(self, settings: Settings, seeds: Sequence[int], rows: Sequence[Row]) -> list[Cell]:
         sizes = settings["group_channels"]
-        size = chosen(rows, sizes, "channels", "validation_loss", least=True, variant=LNG)
+        size = chosen(at_end(rows, settings), sizes, "channels", "validation_loss", least=True, variant=LNG)
         return stage_cells(JUDGING, settings, seeds, judged_sizes(size))
 
     def plan(self, settings: Settings, seeds: Sequence[int]) -> list[str]:
@@ -192,7 +193,7 @@ class TranslationGroups(Experiment):
                     f"{of_size(size)} finds validation pairs more likely than LN",
                     "not stated",
                     f"{np.mean(losses[0]):.4f} nats a token with LN, {np.mean(losses[1]):.4f} with {of_size(size)}; "
-                    f"fewer by {likelier}{choice_shown(rows, 'validation_loss', '.4f')}",
+                    f"fewer by {likelier}{choice_shown(at_end(rows, settings), 'validation_loss', '.4f')}",
                     likelier,
                     unit=" nats a token",
                 )

@@ -32,6 +32,11 @@ def best_size(rows: Sequence[Row]) -> int:
     return int(rows_where(rows, stage=JUDGING, variant=LNG)[0]["channels"] or 0)
 
 
+def at_end(rows: Sequence[Row], settings: Settings) -> list[Row]:
+    """The rows of the last epoch: the state of training that is chosen and judged by."""
+    return [row for row in rows if row.get("epoch", settings["epochs"]) == settings["epochs"]]
+
+
 def of_size(size: int) -> str:
     """
     >>> of_size(8)
@@ -75,12 +80,12 @@ def drawn_sizes(
     from matplotlib.figure import Figure
 
     judging, tried = rows_where(rows, stage=JUDGING), [variant["channels"] for variant in size_variants(settings)]
-    last = [row for row in judging if row.get("epoch", settings["epochs"]) == settings["epochs"]]
+    last = at_end(rows, settings)
     figure = Figure(figsize=(12, 3.8) if tried else (8, 3.8), dpi=150, layout="constrained")
     losses, *choosing, scores = figure.subplots(1, 3 if tried else 2)
     for number, (variant, label) in enumerate(((LN, LN), (LNG, of_size(best_size(rows))))):
         draw_curve(losses, judging, "epoch", "loss", label, variant=variant)
-        values = column(last, judged[0], variant=variant)
+        values = column(last, judged[0], stage=JUDGING, variant=variant)
         scores.plot([number] * len(values), values, "o", alpha=0.7)
         scores.plot([number - 0.15, number + 0.15], [np.mean(values)] * 2, color="black")
     losses.set(xlabel="epochs", ylabel=loss)
@@ -90,7 +95,7 @@ def drawn_sizes(
     scores.set_xticks(range(2), [LN, of_size(best_size(rows)).replace(" of ", "\nof ")])
     for ax in choosing:
         for number, channels in enumerate(tried):
-            values = column(rows, choice[0], stage=CHOOSING, channels=channels)
+            values = column(last, choice[0], stage=CHOOSING, channels=channels)
             ax.plot([number] * len(values), values, "o", alpha=0.7)
         ax.set(ylabel=choice[1], xlabel="channels a group")
         ax.set_xticks(range(len(tried)), [str(each or LN) for each in tried])
