@@ -50,20 +50,26 @@ the settings; `--seeds` is the number of seeds.
 This page is made from the files in `docs/results/reproductions` by `python tools/reproductions.py
 docs`: no figure of ours is typed in. Published figures are, and so are remarks on machines.
 
-**Verdicts.** With [l, h] the 95% interval of the mean paired difference over seeds (Student's t)
-and E the published effect: a claim *holds* if l > 0 and *does not hold* if h < 0, both with p below
-5% after Holm's correction over the claims of one run that an interval decides (the intervals shown
-are not corrected); it does not hold either if h < E/2. It is *not shown* if neither is so though
-the design had a power of 80% for E, or no E is published; otherwise it *cannot be decided here*,
-and the table says what would decide it. A seed that diverged leaves a claim undecided. *Power*: the
-chance to get l > 0 if the truth is E, from the number of seeds and the spread seen, for one claim
-alone and before Holm's correction; where there is no E, the least effect that is seen with 80%;
-"exact" for what is proved, or certified for every case that was drawn. That one side is not worse
-than another by a margin is a claim of its own, with a margin fixed before the run. "Over images
-too": an interval in which the test images are a sample as well as the seeds (analysis of variance
-in two ways); no verdict is taken from it.
+**Verdicts.** With [l, h] the 95% interval of the mean paired difference over seeds (Student's t), E
+the published effect, and p after Holm's correction over the claims of one run that an interval
+decides (the intervals shown are not corrected):
 
-Where a run chooses settings, other seeds and other data choose than decide, and its plan, "fixed
+- *holds*: l > 0, and p < 5%;
+- *does not hold*: h < 0, and p < 5%; or h < E/2;
+- *not shown*: neither, though the design had a power of 80% for E, or no E is published;
+- *cannot be decided here*: neither, and its power was less; the table says what would decide it.
+
+A seed that diverged leaves a claim undecided. That one side is not worse than another by a margin
+is a claim of its own, with a margin fixed before the run.
+
+**Power.** The chance to get l > 0 if the truth is E, from the number of seeds and the spread seen,
+for one claim alone and before Holm's correction; where there is no E, the least effect that is seen
+with 80%; "exact" for what is proved, or certified for every case that was drawn.
+
+**Over images too** stands beside an interval in which the test images are a sample as well as the
+seeds (analysis of variance in two ways); no verdict is taken from it.
+
+**Settings.** Where a run chooses settings, other seeds and other data choose than decide, and its plan, "fixed
 before the run", says so. The other runs have the settings of a preset, and seeds from 0 on: some of
 these were among those with which the settings were found. Runs without a plan measure or certify
 and compare nothing, or are from before plans were written down. A verdict is one on the run beside
